@@ -226,3 +226,23 @@ def test_a_changed_quota_ends_a_waiting_request_that_became_too_large(two_a100: 
     waiter = two_a100.wait_in_queue("--gpus", "2")
     two_a100.tranche("policy", "quota", "--user", "root", "--gpus", "1")
     assert waiter.wait(60) == QuotaExceeded.exit_code
+
+
+def test_the_policy_for_idle_shares_is_set_listed_and_taken_back(make_machine: MakeMachine) -> None:
+    machine = make_machine("T4")
+    default = {"afterSeconds": 1800, "endsHolds": False}
+    assert machine.json("policy", "list")["idle"] == default
+    assert machine.tranche("policy", "idle", "--after", "45m", "--end").stderr == "an idle hold ends after 45m\n"
+    assert machine.json("policy", "list")["idle"] == {"afterSeconds": 2700, "endsHolds": True}
+    assert machine.tranche("policy", "list").stdout.endswith("\nan idle hold ends after 45m\n")
+    assert machine.tranche("policy", "idle", "--after", "1h").stderr == "a share counts as idle after 1h\n"
+    assert machine.json("policy", "list")["idle"]["endsHolds"] is False
+    machine.tranche("policy", "idle", "--off")
+    assert machine.json("policy", "list")["idle"] == default
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--off", "--end"), ("--off", "--after", "1h"), ("--after", "9m"), ("--after", "x")]
+)
+def test_a_wrong_policy_for_idle_shares_is_refused(make_machine: MakeMachine, words: tuple[str, ...]) -> None:
+    make_machine("T4").tranche("policy", "idle", *words, code=2)

@@ -81,6 +81,14 @@ def test_the_fleet_tells_how_much_each_gpu_and_slice_is_used() -> None:
     assert told == [("GPU 0", "1 GiB", "25%"), ("GPU 2", "3 GiB", "0%")]
 
 
+def test_the_fleet_says_for_how_long_a_share_is_idle() -> None:
+    view = every_kind()
+    share = view.allocations[0].id
+    assert "idle 42m" not in text_of(tree_of(page_of("/", snapshot_of(view))))
+    rows = tables(tree_of(page_of("/", snapshot_of(replace(view, idle={share: 2559})))))["The same as a table"]
+    assert [share in " ".join(row) for row in rows if "idle 42m" in " ".join(row)] == [True]
+
+
 def _reading(
     uuid: str, used: int, busy: float | None, slices: Mapping[int, tuple[int, float]] = MappingProxyType({})
 ) -> dict[str, Any]:

@@ -24,11 +24,11 @@ from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuProcess
 from tranche.local.child import HELD, beside
 from tranche.local.queue import Queue
-from tranche.local.time_limit import TimeLimit, boot_clock, end_overdue
+from tranche.local.time_limit import TimeLimit, end_overdue
 from tranche.local.workload import OwnWorkload
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.processes.processes import process_at
-from tranche.node.state.session import process_command, process_stopped
+from tranche.node.state.session import boot_clock, process_command, process_stopped
 from tranche.node.store import register
 
 WHOLE = ("--mig-profile", "7g.40gb")

@@ -22,7 +22,15 @@ from tranche.core.quantity import format_memory
 from tranche.core.request import parse_request
 from tranche.core.state import NodeState
 from tranche.documents import describe
-from tranche.documents.explanation import explanation_document, fairness_document, reasons, status, who_goes_first
+from tranche.documents.explanation import (
+    explanation_document,
+    fairness_document,
+    idle_holders,
+    reasons,
+    status,
+    told_idle,
+    who_goes_first,
+)
 from tranche.documents.holder_names import NameTable, names_of
 from tranche.documents.reasons import named
 from tranche.local.queue import as_asked
@@ -96,16 +104,19 @@ def command(
         waiters = as_asked(host.places, queue, time.time())
     foreign, now = adopt_foreign == "destroy", time.time()
     answer = explain(replace(view, asker=uid), asked, waiters, adopt_foreign_destroy=foreign, now=now)
+    idle = idle_holders(answer, view)
     if output == "json":
         fairness = (
             None if order is None else fairness_document(order, [uid, *(each.uid for each in waiters)], user_name)
         )
         print_json(
-            "Explanation", **explanation_document(answer, sum(not each.silent for each in waiters), names, fairness)
+            "Explanation",
+            **explanation_document(answer, sum(not each.silent for each in waiters), names, fairness),
+            idleHolders=[each.id for each in idle],
         )
     else:
         first = [] if order is None else who_goes_first(order, uid, [each.uid for each in waiters], user_name)
-        _print(answer, view.node, names, first)
+        _print(answer, view.node, names, [*first, *(told_idle(each, view, names) for each in idle)])
     if answer.impossible is not None:
         sys.exit(answer.impossible.exit_code)
 
@@ -141,7 +152,7 @@ def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[records.W
     raise AllocationUnknown(f"no request {waiter_id} is waiting", hint="list the waiting requests with: tranche ps")
 
 
-def _print(answer: Explanation, node: NodeState, names: NameTable, first: Sequence[str]) -> None:
+def _print(answer: Explanation, node: NodeState, names: NameTable, why: Sequence[str]) -> None:
     show(f"{status(answer)}: {answer.summary}")
     if answer.granted is not None:
         steps = answer.granted.plan.steps
@@ -153,7 +164,7 @@ def _print(answer: Explanation, node: NodeState, names: NameTable, first: Sequen
     said = reasons(answer, names)
     if said and said.count("; ") < len(answer.gpus) - 1:
         show(f"  {said}")
-    for line in first:
+    for line in why:
         show(f"  {line}")
     if answer.starts_by is not None:
         show(f"  it starts by {describe.local_time(answer.starts_by)}, when others have reached their time limits")

@@ -14,7 +14,8 @@ import click
 from tranche.cli.output import print_json, print_table, say, show
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, look_at, open_host, output_option
 from tranche.core.errors import PolicyInvalid, UsageError
-from tranche.core.quantity import format_duration, memory_option
+from tranche.core.idle import IdlePolicy
+from tranche.core.quantity import format_duration, memory_option, parse_duration
 from tranche.core.sharing import GpuPolicy, Timeslice, parse_timeslice
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
 from tranche.core.state import NodeState
@@ -27,6 +28,7 @@ from tranche.node.store.register import user_name
 
 _UID = re.compile(r"0*\d{1,10}", re.ASCII)
 _WEIGHT = re.compile(r"\d{1,4}", re.ASCII)
+_SHORTEST_IDLE = 600
 _GPU_OPTION = click.option(
     "--gpu",
     "gpus",
@@ -38,7 +40,7 @@ _GPU_OPTION = click.option(
 
 @click.group("policy", cls=TrancheGroup)
 def command() -> None:
-    """Set and list the sharing policies of GPUs, the quotas of users and groups, and the order of the queue.
+    """Set and list the sharing policies of GPUs, quotas, the order of the queue, and what happens to idle shares.
 
     A policy applies to one GPU, or to all GPUs without their own policy. The ledger stores it, and every decision
     follows it. The help of `tranche policy set` explains the policies.
@@ -49,6 +51,7 @@ def command() -> None:
     $ tranche policy set --gpu 3 timeslice=short
     $ tranche policy quota --gpus 2 --shares 8
     $ tranche policy fair
+    $ tranche policy idle --after 45m --end
     $ tranche policy list
     """
 
@@ -125,10 +128,16 @@ def list_(settings: Settings, /, output: str) -> None:
     with open_host(settings, reading=True) as host:
         node = look_at(host).node
         with host.ledger.read() as db:
-            policy, quotas = records.sharing_policy(db), records.user_quotas(db)
+            policy, quotas, idle_ = records.sharing_policy(db), records.user_quotas(db), records.idle_policy(db)
     if output == "json":
         every = None if policy.every is None else str(policy.every)
-        print_json("PolicyList", sharing=every, gpus=_documents(policy, node), quotas=_quota_documents(quotas))
+        print_json(
+            "PolicyList",
+            sharing=every,
+            gpus=_documents(policy, node),
+            quotas=_quota_documents(quotas),
+            idle={"afterSeconds": idle_.after, "endsHolds": idle_.ends},
+        )
         return
     print_table(
         ("GPU", "MODEL", "SHARING", "SET FOR", "TIMESLICE"),
@@ -137,6 +146,9 @@ def list_(settings: Settings, /, output: str) -> None:
             for gpu in node
         ],
     )
+    if idle_ != IdlePolicy():
+        show("")
+        show(str(idle_))
     if quotas:
         show("")
         print_table(
@@ -276,6 +288,34 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
         if arrival
         else "requests of those who have used less are served first"
     )
+
+
+@command.command("idle", cls=TrancheCommand)
+@click.option("--after", metavar="TIME", help="Time without work after which a share counts as idle. Default: 30m.")
+@click.option("--end", is_flag=True, help="End an idle hold then. A warning comes 5 minutes before.")
+@click.option("--off", is_flag=True, help="Return to the default: idle after 30m, and Tranche ends nothing.")
+@click.pass_obj
+def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None:
+    """Set when a share counts as idle, and whether Tranche then ends a hold.
+
+    `tranche ps` shows idle shares, and `tranche explain` those that are in the way of a request. With --end, Tranche
+    ends the hold with its programs, as at a time limit. It never ends a command of `tranche run` because it is idle.
+
+    \b
+    $ tranche policy idle --after 45m
+    $ tranche policy idle --after 45m --end
+    $ tranche policy idle --off
+    """
+    if off is (after is not None or end):
+        what = "--off takes no other option" if off else "give --after, --end or --off"
+        raise UsageError(what, hint="for example: tranche policy idle --after 45m")
+    seconds = IdlePolicy().after if after is None else round(parse_duration(after))
+    if seconds < _SHORTEST_IDLE:
+        raise UsageError(f"'{after}' is less than 10 minutes", hint="write it as --after 45m")
+    wanted = IdlePolicy(seconds, end)
+    with open_host(settings) as host, host.ledger.write() as db:
+        records.set_idle_policy(db, wanted)
+    say(str(wanted))
 
 
 def _named(users: tuple[str, ...], groups: tuple[str, ...], *, check: bool) -> dict[str, str]:

@@ -274,7 +274,8 @@ class NodeView:
     the GPUs that a layout change is re-cutting; they take no grants. `uses` maps GPU UUIDs to the administrator's policy.
     `withheld` places take no new grants, even if they have holders. `quotas` maps uids as text, and groups, to quotas; `groups`
     maps uids as text to the groups with quotas that the user is in. `recent` has the GPU-seconds of users and groups today and on
-    the six days before, if a quota limits them. `asker` is the uid of the user that the decision is for, -1 if unknown.
+    the six days before, if a quota limits them. `idle` has the seconds for which shares have been idle; only explanations use it.
+    `asker` is the uid of the user that the decision is for, -1 if unknown.
 
     Invariants: grants overlap only as parts of one device, by one mechanism. A GPU granted whole carries no other grant.
     """
@@ -290,6 +291,7 @@ class NodeView:
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     recent: Mapping[str, float] = field(default_factory=dict)
     asker: int = -1
+    idle: Mapping[str, int] = field(default_factory=dict)
 
     def use_of(self, gpu_uuid: str) -> GpuPolicy:
         """The administrator's policy for that GPU; AUTO if there is none."""

@@ -100,7 +100,7 @@ _GPU = fields(
     vacant=fields("state", placement=PLACEMENT),
 )  # fmt: skip
 _ALLOCATION = fields(
-    "id", "phase", "created", "pid", "fenced",
+    "id", "phase", "created", "pid", "fenced", "idleSeconds",
     request=REQUEST, grants=GRANT, keeper=KEEPER, command=program, missingInstances=SLOT,
 )  # fmt: skip
 _OBSTACLE = fields(

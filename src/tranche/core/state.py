@@ -161,7 +161,8 @@ class GpuState:
     off); `profiles_source` says which. `pci_device_id` and `pci_subsystem_id` are `0xDDDDVVVV`. `compute_capability` is CUDA's,
     major and minor. `compute_mode` is None if the driver does not say. `daemons` are Tranche's own; no driver knows them.
     `timeslice` is the length of turns that Tranche has set, and `timeslice_wanted` the administrator's choice for shares that
-    take turns; None if unset. `multiprocessors` is the number of the uncut GPU, None if the driver does not say.
+    take turns; None if unset. `multiprocessors` is the number of the uncut GPU, None if the driver does not say. Without
+    `processes_known`, the driver did not list the processes of programs that compute.
     """
 
     index: int
@@ -191,6 +192,7 @@ class GpuState:
     timeslice: Timeslice | None = None
     timeslice_wanted: Timeslice | None = None
     multiprocessors: int | None = None
+    processes_known: bool = True
 
     @property
     def label(self) -> str:

@@ -108,19 +108,21 @@ def share_and_user(ids: Sequence[str], known: Mapping[str, Document]) -> tuple[E
     found: list[Child] = []
     for each in ids:
         found += [", "] if found else []
-        found.append(_share(each, holder_without_user(known[each]) if each in known else ""))
+        found.append(_share(each, holder_without_user(known[each]) if each in known else "", known))
     users = dict.fromkeys(whose(known[each]) for each in ids if each in known)
     return element("span", found) if found else None, ", ".join(filter(None, users))
 
 
 def named_share(allocation_id: str, known: Mapping[str, Document]) -> Element:
     """A link to a share's page, named by what runs in it and its owner; from the `known` ones."""
-    return _share(allocation_id, holder_without_id(known[allocation_id]) if allocation_id in known else "")
+    return _share(allocation_id, holder_without_id(known[allocation_id]) if allocation_id in known else "", known)
 
 
-def _share(allocation_id: str, name: str) -> Element:
+def _share(allocation_id: str, name: str, known: Mapping[str, Document]) -> Element:
     way = element("a", name or allocation_id, href=f"/shares/{quote(allocation_id, safe='')}")
-    return element("span", way, [" ", element("span", allocation_id, class_="muted")] if name else None)
+    seconds = known.get(allocation_id, {}).get("idleSeconds")
+    idle = None if seconds is None else f" {describe.idle(seconds)}"
+    return element("span", way, [" ", element("span", allocation_id, class_="muted")] if name else None, idle)
 
 
 def select(name: str, word: str, offered: Mapping[str, str], chosen: str) -> Element:

@@ -113,14 +113,21 @@ def instance(key: InstanceKey, node: NodeState) -> str:
 
 
 def phase(allocation: Allocation, view: NodeView) -> str:
-    """An allocation's phase, with what is wrong with its GPUs."""
+    """An allocation's phase, with what is wrong with its GPUs, and for how long it has been idle."""
     text = str(allocation.phase)
     if missing_instances(view, allocation):
         text += ", instance missing"
     lost = {gpu.uuid: gpu.lost for gpu in view.node}
     if any(lost.get(each.gpu_uuid, view.node.scope is DeviceVisibility.ALL) for each in allocation.grants):
         text += ", GPU lost"
+    if allocation.id in view.idle:
+        text += f", {idle(view.idle[allocation.id])}"
     return f"{text}, fenced" if why_unavailable(allocation, view) else text
+
+
+def idle(seconds: int) -> str:
+    """How long a share has been idle, in whole minutes: `idle 42m`."""
+    return f"idle {age(seconds // 60 * 60)}"
 
 
 def mig_mode(gpu: GpuState) -> str:

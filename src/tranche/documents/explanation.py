@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tranche.core.allocation import Allocation, NodeView
 from tranche.core.user_quota import GROUP, is_group
 from tranche.core.wire import grant_to_dict, request_to_dict
 from tranche.documents import describe
-from tranche.documents.holder_names import NO_NAMES, NameTable
+from tranche.documents.holder_names import NO_NAMES, NameTable, owner_name
 from tranche.documents.machine import key_document
 from tranche.documents.overview import obstacle_document
 from tranche.documents.reasons import summed_up
@@ -49,6 +50,22 @@ def who_goes_first(order: FairOrder, uid: int, ahead: Iterable[int], user_name: 
             hours = f"{order.use_of(theirs) / 3600:.2f} GPU-hours used, {rival(mine)} {order.use_of(mine) / 3600:.2f}"
             found[theirs] = f"{rival(theirs)} goes first: {hours}"
     return list(found.values())
+
+
+def idle_holders(answer: Explanation, view: NodeView) -> tuple[Allocation, ...]:
+    """The idle shares that are in the way of a waiting request."""
+    waits = answer.granted is None and answer.impossible is None
+    ids = {id for each in answer.answers.obstacles for id in each.allocation_ids} if waits else set[str]()
+    return tuple(each for each in view.allocations if each.id in ids and each.id in view.idle)
+
+
+def told_idle(share: Allocation, view: NodeView, names: NameTable) -> str:
+    """`ann has done nothing on GPU 3 for 42m: share 5d8fb96b`."""
+    mine = {each.gpu_uuid for each in share.grants}
+    where = describe.ranges(gpu.index for gpu in view.node if gpu.uuid in mine)
+    who = owner_name(names.owners.get(share.id)) or "its user"
+    idle = describe.idle(view.idle[share.id]).removeprefix("idle ")
+    return f"{who} has done nothing on GPU {where} for {idle}: share {share.id}"
 
 
 def fairness_document(order: FairOrder, uids: Iterable[int], user_name: Callable[[int], str]) -> list[dict[str, Any]]:

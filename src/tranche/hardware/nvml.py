@@ -206,7 +206,7 @@ class NvmlDriver:
         if current is not MigMode.UNSUPPORTED:
             geometry = self._geometry(handle, uuid, device_id, memory.total, current)
         capability = _pair(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-        processes = read_processes(handle)
+        processes, processes_known = read_processes(handle)
         instances: tuple[GpuInstance, ...] = ()
         if current is MigMode.ENABLED:
             instances = self._instances.read(handle, uuid, geometry.profiles, processes)
@@ -235,6 +235,7 @@ class NvmlDriver:
             compute_capability=capability,
             multiprocessors=_multiprocessors(_optional(pynvml.nvmlDeviceGetNumGpuCores, handle), capability),
             compute_mode=_compute_mode(_optional(pynvml.nvmlDeviceGetComputeMode, handle)),
+            processes_known=processes_known,
         )
 
     def _geometry(self, handle: Any, uuid: str, device_id: str, memory: int, mode: MigMode) -> GpuProfileTable:

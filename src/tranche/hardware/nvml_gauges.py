@@ -140,7 +140,6 @@ class NvmlGaugeReader:
         if handle is None:
             return GpuReading(gpu.uuid)
         memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-        rates = None if gpu.mig_enabled else _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
         return GpuReading(
             gpu_uuid=gpu.uuid,
             memory_total=None if memory is None else memory.total,
@@ -149,7 +148,7 @@ class NvmlGaugeReader:
             power_limit=_scaled(_ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle), 1000),
             energy=_scaled(_ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle), 1000),
             temperature=_scaled(_ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU), 1),
-            utilization=None if rates is None else rates.gpu / 100,
+            utilization=None if gpu.mig_enabled else _utilization(handle),
             activity=NOT_MEASURED if gpu.mig_enabled else self._activity(handle, gpu, None),
             slices={instance.id: self._read_instance(handle, gpu, instance) for instance in gpu.instances},
         )
@@ -170,6 +169,17 @@ class NvmlGaugeReader:
             return NOT_MEASURED
         number = None if instance is None else instance.id
         return _ask(self._gpm.activity, handle, _key(gpu, instance), number) or NOT_MEASURED
+
+
+def utilization_of(gpu_uuid: str) -> float | None:
+    """The share of time, 0 to 1, in which a kernel ran on an uncut GPU in the last second or less; None if not measured."""
+    handle = _ask(pynvml.nvmlDeviceGetHandleByUUID, gpu_uuid)
+    return None if handle is None else _utilization(handle)
+
+
+def _utilization(handle: Any) -> float | None:
+    rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    return None if rates is None else rates.gpu / 100
 
 
 def _keys(gpu: GpuState) -> list[Hashable]:

@@ -151,8 +151,12 @@ _PROCESS_LISTS = (
 _GONE = (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
-def read_processes(handle: Any) -> dict[tuple[int | None, int | None], list[GpuProcess]]:
-    """Processes by (GPU instance id, compute instance id); (None, None) for those on the uncut GPU."""
+def read_processes(handle: Any) -> tuple[dict[tuple[int | None, int | None], list[GpuProcess]], bool]:
+    """Processes by (GPU instance id, compute instance id); (None, None) for those on the uncut GPU.
+
+    Also whether the driver listed those that compute.
+    """
+    failed = set()
     found: dict[tuple[int | None, int | None], dict[int, GpuProcess]] = {}
     for query in _PROCESS_LISTS:
         try:
@@ -160,12 +164,13 @@ def read_processes(handle: Any) -> dict[tuple[int | None, int | None], list[GpuP
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
                 raise
+            failed.add(query)
             continue
         for item in listed:
             place = (_instance_id(item, "gpuInstanceId"), _instance_id(item, "computeInstanceId"))
             process = GpuProcess(item.pid, process_name(item.pid), item.usedGpuMemory)
             found.setdefault(place, {}).setdefault(item.pid, process)
-    return {place: list(by_pid.values()) for place, by_pid in found.items()}
+    return {place: list(by_pid.values()) for place, by_pid in found.items()}, _PROCESS_LISTS[0] not in failed
 
 
 def process_name(pid: int) -> str:

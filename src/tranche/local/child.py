@@ -291,8 +291,8 @@ def _announced(pid: int, collected: int) -> Iterator[None]:
 
 
 @contextmanager
-def beside(name: str, work: Callable[[int], None]) -> Iterator[None]:
-    """Run `work` in a thread of that name within the block, and wait for it after the block.
+def beside(name: str, work: Callable[[int], None], patience: float | None = None) -> Iterator[None]:
+    """Run `work` in a thread of that name within the block, and wait for it after the block, at most `patience` seconds.
 
     `work` receives a file descriptor that becomes readable when the block has ended; it must return then.
     """
@@ -300,7 +300,7 @@ def beside(name: str, work: Callable[[int], None]) -> Iterator[None]:
     thread = threading.Thread(target=work, args=(reading,), name=name, daemon=True)
     with ExitStack() as stack:
         stack.callback(os.close, reading)
-        stack.callback(lambda: thread.join() if thread.ident else None)
+        stack.callback(lambda: thread.join(patience) if thread.ident else None)
         stack.callback(os.close, writing)
         # Signals from the terminal are for the command.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

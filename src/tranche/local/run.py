@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +18,10 @@ from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
-from tranche.local.child import beside
+from tranche.local.child import HELD, beside
 from tranche.local.queue import Cancelled, Queue, Record
 from tranche.local.run_report import RunReporter
-from tranche.local.watches import watching_limits, watching_outside, watching_use
+from tranche.local.watches import watching_idle, watching_limits, watching_outside, watching_use
 from tranche.local.workload import VISIBLE, Workload, share_environment
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
@@ -102,7 +102,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
             why = f"the command ended with exit code {code}"
             if limit is not None:
                 limit.end_orphans()
-                why += ", because its time limit had passed" if limit.over else ""
+                why += f", because {limit.why}" if limit.over else ""
             if limit is not None and limit.ended_hold():
                 held.lock.release()
                 with suppress(AllocationUnknown):  # what its shell starts now has the share's variables, but no share
@@ -137,7 +137,8 @@ def _waiting(host: Host, reporter: RunReporter, outcome: Waiting, ahead: int, re
 
 
 def _time_limit(host: Host, held: HeldAllocation, workload: Workload, reporter: RunReporter) -> TimeLimit | None:
-    if held.allocation.request.time_limit is None:
+    """What ends the command before its own end: its time limit or, for a hold, that it is idle."""
+    if held.allocation.request.time_limit is None and held.allocation.command != HELD:
         return None
     from tranche.local.time_limit import TimeLimit  # most commands have none
 
@@ -179,11 +180,20 @@ def _run_in_share(
         stack.enter_context(watching_use(allocation, host.observe_gpu, watch.above))
         confined = f"{VISIBLE}={share[VISIBLE]}"
         stack.enter_context(watching_outside(allocation, confined, host.driver.observe, reporter.outside))
-        if limit is not None:
+        if limit is not None and allocation.request.time_limit is not None:
             stack.enter_context(beside("time", limit.enforce))
+        stack.enter_context(watching_idle(partial(_idle_look, host, allocation, reporter, limit)))
         code = workload.run(held, share, lambda pid: host.set_holder(held, pid), interrupt_if_told)
         ignore_signals()
         return code
+
+
+def _idle_look(
+    host: Host, allocation: Allocation, reporter: RunReporter, limit: TimeLimit | None
+) -> Callable[[], float]:
+    from tranche.local.idle import IdleWatch  # most commands end before the first look
+
+    return IdleWatch(host, allocation, reporter.idle, lambda why: None if limit is None else limit.end_idle(why)).look
 
 
 @dataclass(frozen=True, slots=True)

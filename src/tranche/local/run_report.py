@@ -60,6 +60,10 @@ class RunReporter:
         """The command's time is over, or nearly so."""
         self._warn(text)
 
+    def idle(self, text: str) -> None:
+        """Nothing has used the share for long."""
+        self._warn(text)
+
     def server_ended(self, why: str) -> None:
         """The daemon's server ended under the share's programs; `why` says why they fail."""
         self._warn(why)

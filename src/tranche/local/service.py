@@ -28,14 +28,14 @@ from tranche.local.client_workload import CLIENT_GONE, ClientProcess, ClientWork
 from tranche.local.queue import Queue
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import RunReporter
-from tranche.local.time_limit import boot_clock, end_overdue, extend, overdue
+from tranche.local.time_limit import end_overdue, extend, overdue
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.locks import FileLock
 from tranche.node.mps.mps_records import IDLE_SECONDS
 from tranche.node.processes.processes import MARK, process_at
 from tranche.node.state.connection import LONGEST_COMMAND, VERSION, ServiceConnection
-from tranche.node.state.session import StateFolder
+from tranche.node.state.session import StateFolder, boot_clock
 from tranche.node.store import register
 from tranche.node.store.ledger import Ledger, content_for_users
 from tranche.node.store.register import user_name

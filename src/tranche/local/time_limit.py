@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -29,7 +30,7 @@ from tranche.node.host import Host
 from tranche.node.locks.locks import is_held
 from tranche.node.mps.mps_daemons import drain
 from tranche.node.processes.processes import find_traces, holders_of
-from tranche.node.state.session import process_stopped, sees_processes_of
+from tranche.node.state.session import boot_clock, process_stopped, sees_processes_of
 from tranche.node.store import chronicle, register
 from tranche.planning.decide.backfill import GRACE_SECONDS
 from tranche.planning.decide.queue import reserved_for
@@ -40,13 +41,11 @@ _LONGEST_SLEEP_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 
 
-def boot_clock() -> float:
-    """Seconds since the machine started."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class TimeLimit:
-    """The limit of one share, whose request has one, from now on. `warn` receives sentences for the user, from another thread."""
+    """The limit of one share, from now on. `warn` receives sentences for the user, from another thread.
+
+    Without a limit, it can only end an idle hold.
+    """
 
     def __init__(
         self,
@@ -59,15 +58,20 @@ class TimeLimit:
         grace: float = GRACE_SECONDS,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        assert allocation.request.time_limit is not None
-        self.over = False
-        """Whether the time is over, and the command was told to end."""
+        self.why = ""
+        """Why the command was told to end, in words; "" before."""
+        self._ending = threading.RLock()
         self._host, self._allocation, self._workload = host, allocation, workload
         self._warn, self._warnings, self._grace, self._clock = warn, warnings, grace, clock
-        self._seconds = allocation.request.time_limit
+        self._seconds = allocation.request.time_limit or 0
         self._began = clock()
         self._grace_left = grace
         self._cleared = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the command was told to end."""
+        return bool(self.why)
 
     def enforce(self, stop: int) -> None:
         """Warn, and end the command in time. Returns when that is done, or when the descriptor `stop` is readable."""
@@ -91,7 +95,8 @@ class TimeLimit:
 
     def end_orphans(self) -> None:
         """When the time is over and the command has ended, end what the command left."""
-        until = self._clock() + self._grace
+        with self._ending:  # an idle hold may be ending still
+            until = self._clock() + self._grace
         while self.over and self._clock() < until and (orphans := self._workload.orphans()):
             if not self._end_processes([each.pid for each in orphans]):
                 return
@@ -110,11 +115,10 @@ class TimeLimit:
 
     def _end(self, stop: select.poll) -> None:
         """End the command, which may not have started yet, and go on until nothing of it is left."""
-        self.over = True
-        self._warn(
-            f"the time limit of {format_duration(self._seconds)} has passed: Tranche sends SIGTERM to this command, and SIGKILL "
-            f"after {self._grace:g} s"
-        )
+        if not self._begin_to_end(
+            "its time limit had passed", f"the time limit of {format_duration(self._seconds)} has passed"
+        ):
+            return
         while True:
             if pids := self._command_and_its_processes():
                 self._cleared = self._end_processes(pids)
@@ -122,6 +126,21 @@ class TimeLimit:
                     return  # what the shell of a hold starts later is no program of the share
             elif stop.poll(_POLL_SECONDS * 1000):
                 return
+
+    def end_idle(self, why: str) -> None:
+        """End a hold that is idle, with its programs, as at its time limit; `why` in words."""
+        with self._ending:
+            if self._begin_to_end(why, "this hold is idle") and (pids := self._command_and_its_processes()):
+                self._cleared = self._end_processes(pids)
+
+    def _begin_to_end(self, why: str, said: str) -> bool:
+        """Say what happens now; False if the command was told to end before."""
+        with self._ending:
+            if self.over:
+                return False
+            self.why = why
+        self._warn(f"{said}: Tranche sends SIGTERM to this command, and SIGKILL after {self._grace:g} s")
+        return True
 
     def _command_and_its_processes(self) -> list[int]:
         try:

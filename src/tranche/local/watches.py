@@ -166,18 +166,20 @@ def _watch(
             return
 
 
-def _looking(name: str, look: Callable[[float], float | None]) -> AbstractContextManager[None]:
+def _looking(
+    name: str, look: Callable[[float], float | None], first: float = _LOOK_SECONDS, patience: float | None = None
+) -> AbstractContextManager[None]:
     """Call `look` in a thread beside the block, again and again: it takes the last pause and returns the next, None to end."""
 
     def watch(ended: int) -> None:
         poll = select.poll()
         poll.register(ended, select.POLLIN)
-        pause: float | None = _LOOK_SECONDS
+        pause: float | None = first
         while pause is not None and not poll.poll(pause * 1000):
             with suppress(Exception):  # a failed look must not end the command, and is repeated
                 pause = look(pause)
 
-    return beside(name, watch)
+    return beside(name, watch, patience)
 
 
 @contextmanager
@@ -210,6 +212,21 @@ def watching_use(
 
 
 _LONGEST_SECONDS = 60.0
+_BRIEF_SECONDS = 1.0
+
+
+def watching_idle(begin: Callable[[], Callable[[], float]]) -> AbstractContextManager[None]:
+    """Call what `begin` returns, from another thread, a minute after the block began, and again after the seconds it returns.
+
+    `begin` is called as late, because most commands have ended by then. A driver that hangs does not hold up the block's end.
+    """
+    looks: list[Callable[[], float]] = []
+
+    def look(seconds: float) -> float:
+        looks[:] = looks or [begin()]
+        return looks[0]()
+
+    return _looking("idle", look, _LONGEST_SECONDS, _BRIEF_SECONDS)
 
 
 @contextmanager

@@ -164,9 +164,11 @@ class MachineReader:
             owned, requested = records.owned_instances(db), records.requested_instances(db)
             changing, policy = records.changing_gpus(db), records.sharing_policy(db)
             limits = register.user_limits(db, allocations, self._machine.clock())
+            idle = records.idle_shares(db, self._machine.boot_clock())
             plans, withheld = journal.running_plans(db), cordoned(records.cordons(db))
         working = frozenset(gpu_uuid for plan in plans for gpu_uuid in plan.gpu_uuids)
         ours = owned | journal.being_made(plans)
         node = self.node()
         held = with_overdrawn(with_lost_limits(allocations, node), node)
-        return NodeView(node, held, ours, changing, policy.on(node), withheld, requested, *limits), working
+        view = NodeView(node, held, ours, changing, policy.on(node), withheld, requested, *limits, idle=idle)
+        return view, working

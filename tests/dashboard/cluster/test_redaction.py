@@ -49,7 +49,7 @@ SLICE_FIELDS = {
 }
 ALLOCATION_FIELDS = {
     *("id", "request", "grants", "phase", "created", "keeper", "pid", "owner", "command", "fenced"),
-    "missingInstances",
+    *("missingInstances", "idleSeconds"),
 }
 
 

@@ -15,7 +15,7 @@ from tranche.node.execution.timeslices import TimesliceStore
 from tranche.node.limits.limited_shares import MemoryGroupManager
 from tranche.node.locks.interrupts import interruptible
 from tranche.node.mps.mps_daemons import MpsDaemonManager
-from tranche.node.state.session import StateFolder
+from tranche.node.state.session import StateFolder, boot_clock
 from tranche.node.store.ledger import Ledger, open_to_read
 
 CDI_FOLDER = Path("/run/cdi")
@@ -32,13 +32,14 @@ class HostContext:
     """What every part that works on the machine needs. The caller passes in time, randomness, the driver and the folder.
 
     With `reading`, it needs neither permission nor disk space to write. `environment` locates the driver's programs. `clock` is
-    seconds since the epoch. `boundary` is called after every write to the journal, for crash tests. The CDI files of shares are
-    in `cdi_folder`.
+    seconds since the epoch, `boot_clock` since the machine's start. `boundary` is called after every write to the journal, for
+    crash tests. The CDI files of shares are in `cdi_folder`.
     """
 
     driver: Driver = field(kw_only=False)
     state_dir: Path = field(kw_only=False)
     clock: Callable[[], float] = time.time
+    boot_clock: Callable[[], float] = boot_clock
     sleep: Callable[[float], None] = time.sleep
     new_id: Callable[[], str] = new_id
     boundary: Callable[[], None] = lambda: None

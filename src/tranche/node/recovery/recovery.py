@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from tranche.node.execution.host_context import HostContext
 from tranche.node.locks.locks import is_held, remove_if_free
 from tranche.node.processes.keeping import RemainingProcesses, remains_of
 from tranche.node.processes.processes import REGISTER, Process
+from tranche.node.state.session import boot_clock
 from tranche.node.state.state_file import drop_state_file
 from tranche.node.store import chronicle, journal, records, register
 from tranche.node.store.ledger import Ledger
@@ -172,7 +172,7 @@ _MARGIN_SECONDS = 2.0
 
 def _ended_by(allocation: Allocation, now: float) -> float:
     """When the command of an ended share ended at the latest: before the machine's start, if the share is older."""
-    booted = now - time.clock_gettime(time.CLOCK_BOOTTIME)
+    booted = now - boot_clock()
     return booted if allocation.created < booted - _MARGIN_SECONDS else now
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable
@@ -92,6 +93,11 @@ class StateFolder:
     def wakeup_pipe(self, waiter_id: str) -> Path:
         """The socket that tells a waiter that its turn may have come."""
         return self._locks / "waiters" / f"{waiter_id}.bell"
+
+
+def boot_clock() -> float:
+    """Seconds since the machine started. Nobody can set this clock, and it runs while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from tranche.core.allocation import Cordon
 from tranche.core.grid import Placement
+from tranche.core.idle import LONGEST_GAP_SECONDS, IdlePeriod, IdlePolicy
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request
 from tranche.core.sharing import GpuPolicy
@@ -124,6 +125,32 @@ def set_user_quota(db: sqlite3.Connection, uid: str, quota: UserQuota | None) ->
     db.execute("DELETE FROM user_quotas WHERE uid = ?", (uid,))
     if quota is not None:
         db.execute("INSERT INTO user_quotas VALUES (?, ?, ?, ?, ?, ?, ?)", (uid, *quota))
+
+
+def idle_policy(db: sqlite3.Connection) -> IdlePolicy:
+    """What the administrator wants of idle shares."""
+    row = db.execute("SELECT after, ends FROM idle_policy").fetchone()
+    return IdlePolicy() if row is None else IdlePolicy(row[0], bool(row[1]))
+
+
+def set_idle_policy(db: sqlite3.Connection, policy: IdlePolicy) -> None:
+    """Replace that policy."""
+    db.execute("DELETE FROM idle_policy")
+    if policy != IdlePolicy():
+        db.execute("INSERT INTO idle_policy VALUES (?, ?)", policy)
+
+
+def set_idle(db: sqlite3.Connection, allocation_id: str, period: IdlePeriod | None) -> None:
+    """Record for how long a share has been idle; None if it is not."""
+    db.execute("DELETE FROM idle WHERE allocation_id = ?", (allocation_id,))
+    if period is not None:
+        db.execute("INSERT INTO idle VALUES (?, ?, ?)", (allocation_id, *period))
+
+
+def idle_shares(db: sqlite3.Connection, now: float) -> dict[str, int]:
+    """The seconds for which shares have been idle at `now`, by allocation. Leaves out those that nobody has looked at since."""
+    rows = db.execute("SELECT * FROM idle WHERE seen BETWEEN ? AND ?", (now - LONGEST_GAP_SECONDS, now))
+    return {allocation_id: int(seen - since) for allocation_id, since, seen in rows}
 
 
 def usage(db: sqlite3.Connection, since: int = 0) -> tuple[DayUsage, ...]:

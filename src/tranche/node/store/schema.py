@@ -109,6 +109,10 @@ CREATE TABLE user_quotas (
     uid TEXT PRIMARY KEY, gpu_percent INTEGER, memory INTEGER, shares INTEGER, time_limit INTEGER, gpu_hours INTEGER,
     weight INTEGER
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE idle_policy (after INTEGER NOT NULL, ends INTEGER NOT NULL) STRICT;
+CREATE TABLE idle (
+    allocation_id TEXT PRIMARY KEY REFERENCES allocations(id) ON DELETE CASCADE, since REAL NOT NULL, seen REAL NOT NULL
+) STRICT, WITHOUT ROWID;
 CREATE TABLE usage (
     day INTEGER NOT NULL, uid INTEGER NOT NULL, gpu_seconds REAL NOT NULL, share_seconds REAL NOT NULL,
     shares INTEGER NOT NULL, PRIMARY KEY (day, uid)
