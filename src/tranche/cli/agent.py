@@ -83,7 +83,8 @@ AGENT_OPTIONS = (
     click.Option(
         ["--stand-by"],
         is_flag=True,
-        help="Be ready while another agent serves this machine, and take over when it ends. Default: not ready until then.",
+        help="Report ready while another agent serves this machine, and take over when it ends. Default: report ready "
+        "when it has taken over.",
     ),
     click.Option(
         ["--host-root"],

@@ -72,14 +72,14 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
     Tranche sets it for the first share and resets it after the last one.
 
     A file of kind SharingPolicy replaces all sharing policies. Its field sharing is the policy of all GPUs that
-    the file does not list. Each entry in its list gpus has the fields gpu (an index or a UUID) and sharing.
+    the file does not list. Each entry of its gpus list has two fields: gpu (an index or a UUID) and sharing.
 
     \b
     $ tranche policy set --gpu 0 --gpu 3 sharing=shared
     """
     if (file is None) is (not word) or (file is not None and gpus):
         raise UsageError(
-            "give either a policy word or a file",
+            "give either sharing=POLICY or timeslice=LENGTH, or a file",
             hint="for example: tranche policy set --gpu 3 sharing=mig, or: -f policy.yaml",
         )
     if file is None and word.startswith("timeslice="):
@@ -207,9 +207,9 @@ def quota(
     """Set how much one user, or a group, may hold at once.
 
     The limits that you name replace earlier ones; other limits do not change. A user's own limit overrides the limit
-    for all users. A group's limit holds for all its members together, in addition to their own. Quotas apply to
-    commands on the machine, not to pods. A request beyond a quota waits, and all later requests can pass it, including
-    the user's own. Existing shares are kept.
+    for all users. A group's limit applies to the combined usage of its members, in addition to their own. Quotas apply
+    to commands on the machine, not to pods. A request that would exceed a quota waits, and all later requests can pass
+    it, including the user's own. Existing shares are kept.
 
     \b
     $ tranche policy quota --gpus 2 --shares 8
@@ -255,11 +255,12 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
     """Serve the users who have used the least first.
 
     The request of the user with the least GPU time for their weight goes first. A slice counts as its part of a GPU,
-    and past usage decays with a half-life of seven days. Running commands count up to the present, and they continue.
+    and past usage decays with a half-life of seven days. A running command counts for the time that it has used so
+    far, and it continues.
     Users with equal usage go in order of arrival.
 
     A weighted group competes as if it were one user, and its members share what it gets. A user in several weighted
-    groups counts in the first one by name.
+    groups counts towards the first of them in alphabetical order.
 
     \b
     $ tranche policy fair

@@ -40,7 +40,7 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
     "--volume",
     metavar="SOURCE:PATH[:ro]",
     multiple=True,
-    help="Mount SOURCE at PATH: a persistent volume claim, or a folder of the node if it begins with /; repeatable.",
+    help="Mount SOURCE at PATH. SOURCE is a persistent volume claim or, if it begins with /, a folder on the node; repeatable.",
 )
 @click.option("--workdir", metavar="PATH", default="", help="Working directory of the command. Default: the image's.")
 @click.option("--interactive", is_flag=True, help="Allocate a terminal and keep stdin open, for tranche job attach.")

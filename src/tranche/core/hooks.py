@@ -68,7 +68,7 @@ def _mapping(data: object, what: str) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
-        raise HooksInvalid(f"{what} must be a mapping of names")
+        raise HooksInvalid(f"{what} must be a mapping with string keys")
     return dict(data)
 
 

@@ -250,7 +250,7 @@ def may_be_lost(grants: Sequence[Grant], view: NodeView) -> bool:
 def _refuse_used(view: NodeView, allocation: Allocation, what: str) -> None:
     users = processes_of(allocation.grants, view)
     if users:
-        raise GpuBusy(f"{what}, and {', '.join(map(str, users))} still uses it", hint="wait for it to end, or stop it")
+        raise GpuBusy(f"{what}, and still used by {', '.join(map(str, users))}", hint="wait for it to end, or stop it")
 
 
 def _promised(view: NodeView, decision: _Decision) -> NodeView:

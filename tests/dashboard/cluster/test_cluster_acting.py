@@ -173,7 +173,7 @@ def test_who_has_not_the_right_gets_no_form_and_his_form_does_nothing(page: Serv
     # What a viewer may not see he cannot take either: neither the holder nor the node.
     hidden = page.ask("/act?kind=release&node=n1&share=a1b1c1d1", "t-ana")
     assert hidden.status == 400
-    assert "a namespace that you may not see" in hidden.text
+    assert "a namespace that you have no permission to see" in hidden.text
     assert page.ask("/act?kind=cordon&node=n2", "t-ana").status == 400
     assert changes(page) == []
 

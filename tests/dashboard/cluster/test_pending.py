@@ -183,7 +183,7 @@ def test_whoever_sees_few_nodes_is_told_that_the_others_were_not_asked_and_of_no
         assert len(said) == 5
         for each in said:
             assert each.status is (WaitStatus.IMPOSSIBLE if whole else WaitStatus.WAITING), each
-            assert each.message.endswith("; nodes that you may not see were not checked") is not whole
+            assert each.message.endswith("; nodes that you have no permission to see were not checked") is not whole
     # What one node says is true whatever the others would say.
     assert (
         explain_request(parse_request(gpu_memory="4Gi"), gates, AllocationBackend.GATES).status is WaitStatus.STARTABLE

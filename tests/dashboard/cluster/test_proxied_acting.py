@@ -137,7 +137,7 @@ def test_who_may_not_gets_no_form_and_the_form_of_somebody_else_does_nothing(pag
 
 def test_what_is_another_namespaces_is_not_taken(page: ServedClusterPage) -> None:
     hidden = page.ask(THEIRS, **named("ana", "blue"))
-    assert (hidden.status, "a namespace that you may not see" in hidden.text) == (400, True)
+    assert (hidden.status, "a namespace that you have no permission to see" in hidden.text) == (400, True)
     # Who sees its name may not take it either: his right is one of blue alone.
     seen = page.ask(THEIRS, **named("zoe"))
     assert (seen.status, fields_of(seen)) == (400, {})

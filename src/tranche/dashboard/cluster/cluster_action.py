@@ -157,7 +157,7 @@ def holders_of(action: ClusterAction, node: SeenNode, claims: Sequence[FleetClai
                 raise UsageError("no pod has that claim now")
             return [(claim.namespace, name) for name in claim.pods]
         case "hidden":
-            raise UsageError("it belongs to a namespace that you may not see")
+            raise UsageError("it belongs to a namespace that you have no permission to see")
         case _:
             raise UsageError("no pod holds it: take it back on the machine, with tranche release")
 

@@ -66,7 +66,7 @@ MOST_EXPLAINED = 50
 """Pods of the queue with an explanation: explaining later ones would take as long again."""
 _EXPLAIN_SECONDS = 3.0
 """The longest time to explain one more pod: on many nodes each takes a while."""
-_NOTHING = "There is nothing at this address, or you may not see it."
+_NOTHING = "There is nothing at this address, or you do not have permission to see it."
 _NO_ANSWER = "Kubernetes does not answer"
 _LONGEST_FORM = 16 * 1024
 _CHANGED = "the cluster has changed since you saw the plan"
@@ -264,7 +264,7 @@ class ClusterPages(GatedRequestHandler):
         action = ClusterAction.asked(fields)
         node = view.snapshot.nodes.get(action.node)
         if node is None:
-            raise UsageError(f"there is no node {action.node}, or you may not see it")
+            raise UsageError(f"node {action.node} does not exist, or you do not have permission to see it")
         plan = await run_in_threadpool(foreseen_plan, await acts.plan(viewer, action, node), view)
         moved = ""
         if posted:

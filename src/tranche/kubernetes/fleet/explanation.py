@@ -17,7 +17,7 @@ from tranche.kubernetes.fleet.device_request import DeviceRequest, demanded_by, 
 from tranche.kubernetes.fleet.fleet import Fleet, HeldDevice
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod
 
-NOT_ASKED = "nodes that you may not see were not checked"
+NOT_ASKED = "nodes that you have no permission to see were not checked"
 _ASKED_AGAIN = "the kubelet retries by itself within 90 s"
 _UNANSWERED = "rpc error: code ="
 """In the kubelet's words when the driver gave no answer, and so refused nothing."""

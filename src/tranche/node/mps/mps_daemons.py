@@ -389,7 +389,7 @@ def _put_back(gpu: GpuState, before: ComputeMode, driver: Driver) -> None:
 
 def _refuse_living(record: DaemonRecord) -> None:
     if record.boot == boot_id() and process_lives(record.pid, record.started):
-        raise MpsFailed(f"the MPS daemon of {record.device_uuid} does not end: pid {record.pid} is still running")
+        raise MpsFailed(f"the MPS daemon of {record.device_uuid} did not exit: pid {record.pid} is still running")
 
 
 def _refuse_silent(

@@ -38,7 +38,7 @@ class ModeStep(Step, ABC):
         """The change stays pending."""
         return ModeChangePending(
             f"{after.label}: MIG mode is {after.mode}, the change to {after.pending_mode} is still pending",
-            hint="a process still uses the GPU: stop it or reboot the machine, then run the command again",
+            hint="a process is still using the GPU: stop it or reboot the machine, then run the command again",
         )
 
 

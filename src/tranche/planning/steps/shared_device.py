@@ -165,7 +165,7 @@ class StopMps(DeviceStep):
         """Something of the daemon is still there."""
         return MpsFailed(
             f"{after.label}: the MPS daemon of {self.place} does not end",
-            hint="see what holds it with: nvidia-smi; its log is in the state folder, under mps",
+            hint="run nvidia-smi to see what uses it; its log is in the state folder, under mps",
         )
 
 
