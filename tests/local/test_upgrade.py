@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grimp
 import pytest
 
 import tranche
@@ -41,6 +42,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SharedMachine, 
             yield shared, files
         finally:
             shared.end()
+
+
+def test_the_service_has_imported_all_that_a_request_may_import() -> None:
+    graph = grimp.build_graph("tranche", exclude_type_checking_imports=True, cache_dir=None)
+    needed = graph.find_upstream_modules("tranche.local.service")
+    script = "from tranche.cli import serve; serve.import_what_requests_need(); import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert needed - set(done.stdout.split()) == set()
 
 
 def start(shared: SharedMachine, files: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -125,5 +134,5 @@ def test_a_client_of_another_version_is_told_so(other_version: SharedMachine) ->
     ):
         code, out, err = other_version.run(*arguments)
         assert (code, out) == (UsageError.exit_code, ""), arguments
-        assert f"the service speaks version {VERSION} of its messages" in err, arguments
+        assert f"the service uses version {VERSION} of the protocol" in err, arguments
         assert "use the version of Tranche that the service runs" in err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import pkgutil
 import socket
 import stat
 import sys
@@ -37,7 +36,20 @@ from tranche.node.store.ledger import make_private
 _UNIT = "tranche.service"
 _FIRST_PASSED = 3
 """The descriptor of systemd's first socket (sd_listen_fds(3))."""
-_LAYERS = ("core", "planning", "hardware", "node", "documents", "local")
+_NEEDED_LATER = (
+    "pynvml",
+    "tranche.core.events",
+    "tranche.hardware.control_groups",
+    "tranche.hardware.limit_canary",
+    "tranche.hardware.memory_limits",
+    "tranche.hardware.mps_process",
+    "tranche.hardware.nvml",
+    "tranche.hardware.nvml_gauges",
+    "tranche.local.idle",
+    "tranche.local.share_spec",
+    "tranche.planning.decide.fairness",
+)
+"""What functions import only where a request needs it."""
 
 
 @click.group(cls=TrancheGroup, invoke_without_command=True)
@@ -98,7 +110,7 @@ def _serve(settings: Settings) -> None:
     def open_for(uid: int) -> AbstractContextManager[Host]:
         return open_host(settings, uid=uid)
 
-    _import_everything()
+    import_what_requests_need()
     make_private(places.ledger)
     with lock, _passed_socket() or listen(places.socket) as listener:
         if os.geteuid() == 0:
@@ -112,15 +124,13 @@ def _serve(settings: Settings) -> None:
         say("tranche: the service is ending; running commands keep their shares")
 
 
-def _import_everything() -> None:
+def import_what_requests_need() -> None:
     """Import all that the process of a request may need, once for all of them.
 
     An upgrade replaces the files while requests wait and run: what they imported then would not fit what they have.
     """
-    for layer in _LAYERS:
-        package = importlib.import_module(f"tranche.{layer}")
-        for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(each.name)
+    for each in _NEEDED_LATER:
+        importlib.import_module(each)
 
 
 def _warn_of_closed_folders() -> None:
