@@ -165,6 +165,15 @@ def test_a_run_waits_in_the_queue_and_its_log_says_why(detaching: Detaching) -> 
 
 
 @BOTH
+def test_explain_takes_the_name_of_a_run_that_waits(detaching: Detaching) -> None:
+    detaching.open_another()
+    detaching.session.hold("--gpus 1")
+    detaching.open_another()
+    detaching.detach("true")
+    code, said = detaching.tranche("explain exp7")
+    assert (code, said.startswith("Waiting: --mig-profile 3g.20gb waits: ")) == (0, True), said
+
+
 def test_delete_ends_a_run_with_its_command(detaching: Detaching) -> None:
     detaching.detach("exec sleep 600", "--gpus 1", "first")
     (share,) = detaching.machine.running()

@@ -60,6 +60,7 @@ def test_what_a_share_hides_is_neither_missing_nor_lost(machine: TestMachine) ->
     script = "; ".join(f"{shlex.join(TRANCHE)} {each} 2>&1" for each in ("ps", "gpus", "top --once", "doctor"))
     said = machine.tranche("run", "-q", "--mig-profile", "1g.5gb", "--", "sh", "-c", script).stdout
     assert "this process sees 1 GPU" in said
+    assert "NVIDIA_VISIBLE_DEVICES may hide devices of this machine" in said
     assert not [word for word in ("missing", "lost", "does not exist", "next:") if word in said], said
     nested = f"{shlex.join(TRANCHE)} ps -o json"
     held = json.loads(machine.tranche("run", "-q", "--mig-profile", "1g.5gb", "--", "sh", "-c", nested).stdout)

@@ -16,7 +16,15 @@ from tranche.cli import completion
 from tranche.cli.options import asked_as_person, target_options
 from tranche.cli.output import print_json, print_table, show
 from tranche.cli.request_options import adopt_foreign_option, request_options, time_option
-from tranche.cli.runtime import Settings, TrancheCommand, full_id, look_at, open_host, output_option
+from tranche.cli.runtime import (
+    Settings,
+    TrancheCommand,
+    full_id,
+    look_at,
+    open_host,
+    output_option,
+    warn_of_hidden_devices,
+)
 from tranche.core.errors import AllocationUnknown, UsageError
 from tranche.core.quantity import format_memory
 from tranche.core.request import parse_request
@@ -46,7 +54,7 @@ _POD_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
 
 
 @click.command(cls=TrancheCommand)
-@click.argument("waiter_id", metavar="[ID|pod/NAME]", default="", shell_complete=completion.waiting_ids)
+@click.argument("waiter_id", metavar="[ID|NAME|pod/NAME]", default="", shell_complete=completion.waiting_ids)
 @request_options
 @time_option
 @adopt_foreign_option
@@ -66,8 +74,10 @@ def command(
     """Explain why a request waits and what would help.
 
     The answer shows whether the request would start now. If not, it shows the obstacle on each GPU and what would help,
-    cheapest first. ID selects a waiting request, at its place in the queue. With pod/NAME, it selects a pod in a Kubernetes
-    cluster; the answer then lists the nodes that cannot run the pod, with reasons.
+    cheapest first.
+
+    ID selects a waiting request at its place in the queue, and NAME selects your detached run. pod/NAME selects a pod
+    in a Kubernetes cluster. The answer then lists the nodes that cannot run the pod, with reasons.
 
     The command does not join the queue or change a GPU. Like every command, it undoes and reports changes that a killed
     command left unfinished. The exit code is 0 if the request would start or wait. If this machine can never serve the
@@ -90,11 +100,12 @@ def command(
     asked = None if waiter_id else parse_request(**request)
     with open_host(settings, reading=True) as host:
         view = host.daemons.view_as_said(look_at(host))
+        warn_of_hidden_devices(view.node)
         queue = host.waiters()
         names = names_of(view.allocations, queue, process_owners(view.allocations, queue))
         uid = os.getuid()
         if asked is None:
-            waiter_id = full_id(host, waiter_id)
+            waiter_id = full_id(host, _waiter_of_job(waiter_id, queue) or waiter_id)
             waiter, queue = _waiting(waiter_id, queue)
             asked, uid = waiter.request, waiter.uid
         with host.ledger.read() as db:
@@ -142,6 +153,15 @@ def _explain_pod(name: str, namespace: str | None, kubeconfig: str | None, outpu
         print_json("PodExplanation", **pod_explanation_document(found))
     else:
         print_explanation(found)
+
+
+def _waiter_of_job(name: str, queue: Sequence[records.Waiter]) -> str:
+    """The id under which this user's detached run of that name waits; "" if there is none."""
+    from tranche.local.jobs import open_jobs
+
+    store = open_jobs(os.environ)
+    job = None if store is None else store.find(name)
+    return next((each.id for each in queue if job is not None and job.lives and each.pid == job.pid), "")
 
 
 def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[records.Waiter, tuple[records.Waiter, ...]]:

@@ -19,6 +19,7 @@ from tranche.cli.runtime import (
     output_option,
     register_places,
     unsettled,
+    warn_of_hidden_devices,
 )
 from tranche.core.allocation import NodeView
 from tranche.core.errors import LedgerUnavailable, PermissionDenied, UsageError
@@ -61,6 +62,7 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
         show_gpus(kubeconfig, as_json=output == "json")
         return
     view, ledger_read = _look(settings)
+    warn_of_hidden_devices(view.node)
     if output in ("json", "svg"):
         documents = [gpu_document(view, gpu, ledger_read=ledger_read) for gpu in view.node]
         if output == "svg":

@@ -280,6 +280,14 @@ def look_at(host: Host) -> NodeView:
     return view
 
 
+def warn_of_hidden_devices(node: NodeState) -> None:
+    """Warn that the node may be only what a share or a container shows."""
+    from tranche.core.state import DeviceVisibility
+
+    if node.scope is not DeviceVisibility.ALL:
+        warn("NVIDIA_VISIBLE_DEVICES may hide devices of this machine; run this outside any share or container")
+
+
 def unsettled(error: TrancheError) -> None:
     """Say that what dead processes left is still there, and why."""
     warn(f"cannot clear what dead processes left, so this list still shows it: {error.message}")
