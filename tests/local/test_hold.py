@@ -212,15 +212,13 @@ class Halfway:
         os.kill(self.caller, signal.SIGSTOP)
         self.launcher = waiters(self.machine)[0]["pid"]
         first.end()
-        wait_until(
-            lambda: [each["command"] for each in self.machine.running()] == ["(tranche hold)"] and self.started()
-        )
-        self.holder = self.machine.running()[0]["pid"]
+        wait_until(lambda: self.holders() != [])
+        (self.holder,) = self.holders()
 
-    def started(self) -> bool:
-        """Whether the holder is the launcher's child: the other session's hold has ended."""
-        found = process_at(self.machine.running()[0]["pid"])
-        return found is not None and found.parent == self.launcher
+    def holders(self) -> list[int]:
+        """The pid of the holder once it is the launcher's child. Until then another session's hold may be seen, or none."""
+        found = (process_at(each["pid"]) for each in self.machine.running())
+        return [each.pid for each in found if each is not None and each.parent == self.launcher]
 
     def go_on(self) -> tuple[int, str]:
         """Continue the caller; the exit code of the hold, and what it printed."""
