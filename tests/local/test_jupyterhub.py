@@ -176,4 +176,4 @@ def test_a_server_waits_for_its_share_and_gives_it_back(tmp_path: Path) -> None:
         hub.choose("too large")
         shown = _shown_until(hub, lambda each: bool(each.get("failed")))
         assert "Spawn failed: error: " in shown
-        assert "--gpu-memory 80G is more than any GPU of this machine has" in shown
+        assert "--gpu-memory 80G is more than any GPU on this machine has" in shown
