@@ -13,7 +13,7 @@ import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,13 @@ c.Spawner.environment = {environment!r}
 """
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody uses, each another: all are taken before one is free again."""
+    with ExitStack() as stack:
+        taken = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in taken:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in taken]
 
 
 class _Hub:
@@ -102,7 +105,7 @@ def _hub_on(machine: TestMachine) -> Iterator[_Hub]:
     modules = cache_directory() / "hub-proxy"
     if not (proxy := modules / "node_modules/.bin/configurable-http-proxy").exists():
         subprocess.run(["npm", "install", "--silent", "--prefix", str(modules), _PROXY], check=True, timeout=300)
-    folder, ports = machine.folder / "hub", [_free_port() for _ in range(3)]
+    folder, ports = machine.folder / "hub", _free_ports(3)
     folder.mkdir()
     (folder / "tranche").write_text(f'#!/bin/sh\nexec {shlex.join(TRANCHE)} "$@"\n')
     (folder / "tranche").chmod(0o755)
