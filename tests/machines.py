@@ -164,6 +164,17 @@ class TestMachine:
         wait_until(known)
         return found
 
+    def one_running(self) -> dict[str, Any]:
+        """The share of the one command that runs, once it does. A detached run's share comes after its command has returned."""
+        found: list[dict[str, Any]] = []
+
+        def known() -> bool:
+            found[:] = self.running()
+            return len(found) == 1
+
+        wait_until(known)
+        return found[0]
+
     def changes(self) -> tuple[object, ...]:
         """A digest of the machine: equal before and after when, and only when, nobody even tried to change it."""
         return (self.machine.gpus(), tuple(self.machine.change_calls().items()))

@@ -33,15 +33,28 @@ _DISTURBED = "net::ERR_NETWORK_CHANGED"
 
 
 def go(page: Any, address: str) -> None:
-    """Open the address, again if the machine's interfaces changed meanwhile."""
-    for _ in range(3):
-        try:
-            page.goto(address)
-            return
-        except Exception as error:
-            if _DISTURBED not in str(error):
-                raise
-    page.goto(address)
+    """Open the address, again if the machine's interfaces changed before the page and its scripts were loaded."""
+    disturbed: list[str] = []
+
+    def failed(request: Any) -> None:
+        if request.failure == _DISTURBED and request.resource_type in {"script", "stylesheet"}:
+            disturbed.append(request.url)
+
+    page.on("requestfailed", failed)
+    try:
+        for _ in range(10):
+            disturbed.clear()
+            try:
+                page.goto(address)
+            except Exception as error:
+                if _DISTURBED not in str(error):
+                    raise
+            else:
+                if not disturbed:
+                    return
+        page.goto(address)
+    finally:
+        page.remove_listener("requestfailed", failed)
 
 
 def listen(viewer: Viewer, page: Any) -> None:

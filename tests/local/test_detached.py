@@ -142,7 +142,7 @@ def test_a_name_is_for_one_run(detaching: Detaching) -> None:
     code, said = detaching.tranche(f"run --detach --name exp7 {HALF} -- true")
     assert (code, "already have a detached run exp7, which is running" in said) == (UsageError.exit_code, True)
     assert len(shares(detaching.machine)) == 1
-    os.kill(detaching.machine.running()[0]["pid"], signal.SIGKILL)
+    os.kill(detaching.machine.one_running()["pid"], signal.SIGKILL)
     assert detaching.tranche("job wait exp7")[0] == 128 + signal.SIGKILL
     code, said = detaching.tranche(f"run --detach --name exp7 {HALF} -- true")
     assert (code, "which is ended" in said) == (UsageError.exit_code, True)
@@ -176,7 +176,7 @@ def test_explain_takes_the_name_of_a_run_that_waits(detaching: Detaching) -> Non
 
 def test_delete_ends_a_run_with_its_command(detaching: Detaching) -> None:
     detaching.detach("exec sleep 600", "--gpus 1", "first")
-    (share,) = detaching.machine.running()
+    share = detaching.machine.one_running()
     detaching.detach("true", HALF, "second")
     assert detaching.tranche("job delete second first") == (0, "deleted second\ndeleted first\n")
     assert process_at(share["pid"]) is None
@@ -201,7 +201,7 @@ def test_a_run_that_was_killed_while_it_waited_is_lost(detaching: Detaching) -> 
 @BOTH
 def test_a_run_whose_command_lives_on_runs_until_that_ends(detaching: Detaching) -> None:
     detaching.detach("exec sleep 600")
-    (share,) = detaching.machine.running()
+    share = detaching.machine.one_running()
     os.kill(detaching.job()["pid"], signal.SIGKILL)
     wait_until(lambda: process_at(detaching.job()["pid"]) is None)
     assert (detaching.status, detaching.job()["exitCode"]) == ("running", None)

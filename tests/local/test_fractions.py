@@ -399,7 +399,7 @@ def test_a_server_that_a_kill_amid_work_has_wedged_is_replaced_for_the_next_prog
     at_work = "context(); work = kernel(); launch(work, 600 * 10**6); tell(0); wait()"
     alone = tenant(t4, "--gpu-memory", "3G", code=at_work)
     assert alone.told() == 0
-    (holder,) = t4.running()
+    holder = t4.one_running()
     t4.machine.inject_error("mpsClientKilled", 999)
     os.kill(holder["pid"], signal.SIGKILL)
     assert alone.ended()[0] == 128 + signal.SIGKILL

@@ -169,7 +169,7 @@ def test_a_server_waits_for_its_share_and_gives_it_back(tmp_path: Path) -> None:
         assert "tranche: allocation " in shown
         assert hub.server_version()
         wait_until(lambda: len(machine.running()) == 1)
-        (share,) = machine.running()
+        share = machine.one_running()
         assert "jupyterhub-singleuser" in share["command"]
         environ = Path(f"/proc/{share['pid']}/environ").read_bytes().split(b"\0")
         assert f"TRANCHE_ALLOCATION={share['id']}".encode() in environ

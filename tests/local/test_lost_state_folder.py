@@ -126,7 +126,7 @@ def test_a_compute_mode_is_put_back_when_nothing_of_the_daemon_is_left_but_who_s
     for pid in (before.pid, server.pid):
         end(pid)
     lose(shared_t4)
-    (holder,) = shared_t4.running()
+    holder = shared_t4.one_running()
     assert holder["grants"][0]["isolation"] == "none"
     assert compute_mode(shared_t4) == "Exclusive_Process"
     os.kill(holder["pid"], signal.SIGKILL)
@@ -156,7 +156,7 @@ def test_a_compute_mode_that_nobody_explains_is_named(shared_t4: TestMachine) ->
 def test_limits_of_a_lost_folder_are_found_and_lifted_with_the_share(limited_t4: TestMachine, groups: Path) -> None:
     first = tenant(limited_t4, "--gpu-memory", "3G", code=JOB)
     assert first.told() == 0
-    (holder,) = limited_t4.running()
+    holder = limited_t4.one_running()
     group = groups / f"tranche-{holder['id']}"
     assert group.exists()
     lose(limited_t4)
@@ -177,7 +177,7 @@ def test_limits_whose_share_ended_while_the_folder_was_lost_are_lifted_too(
 ) -> None:
     first = tenant(limited_t4, "--gpu-memory", "3G", code=JOB)
     assert first.told() == 0
-    (holder,) = limited_t4.running()
+    holder = limited_t4.one_running()
     group, other = groups / f"tranche-{holder['id']}", groups / "tranche-aaaa0001"
     other.mkdir()
     try:

@@ -169,7 +169,7 @@ def test_nohup_keeps_the_command_when_the_terminal_is_lost(a100: TestMachine) ->
         workload = work.begin()
         os.close(terminal)
         wait_until(lambda: hung_up(pid))
-        assert a100.running()[0]["pid"] == workload
+        assert a100.one_running()["pid"] == workload
         work.finish()
         assert code_of(pid) == 7
     assert work.heard == []

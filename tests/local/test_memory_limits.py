@@ -119,7 +119,7 @@ tell(int(subprocess.run([sys.executable, "-c", inner], capture_output=True, text
 def test_a_group_whose_run_was_killed_goes_with_the_next_command(t4: TestMachine, groups: Path) -> None:
     first = tenant(t4, "--gpu-memory", "3G")
     assert first.told() is not None
-    (holder,) = t4.running()
+    holder = t4.one_running()
     first.process.kill()
     first.process.wait()
     # The command lives, and so do its share, its group and its limit.

@@ -37,7 +37,7 @@ def test_a_program_without_the_variables_on_another_gpu_is_named(machine: TestMa
     assert runs.stderr is not None
     while "warning" not in (line := runs.stderr.readline()):
         assert line, "tranche run ended"
-    (share,) = machine.running()
+    share = machine.one_running()
     assert f"(pid {share['pid']})" in line or f"pid {share['pid']} " in line
     assert f"uses a device of GPU 1 ({device_of(machine, 1)})" in line
     runs.send_signal(signal.SIGTERM)

@@ -27,7 +27,7 @@ def test_a_share_of_a_namespace_that_is_not_seen_is_kept(tmp_path: Path) -> None
         ) as run:
             assert run.stdout is not None
             run.stdout.readline()
-            workload = machine.running()[0]["pid"]
+            workload = machine.one_running()["pid"]
             run.kill()
             run.wait()
         try:

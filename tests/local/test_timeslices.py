@@ -67,7 +67,7 @@ def test_a_killed_share_leaves_no_length_behind(t4: TestMachine) -> None:
     one = tenant(t4, *TURNS, code=IDLE)
     assert one.told() == 0
     assert length(t4) == "Long"
-    (holder,) = t4.running()
+    holder = t4.one_running()
     one.process.kill()
     os.kill(holder["pid"], signal.SIGKILL)
     wait_until(lambda: (t4.tranche("gpus"), length(t4))[1] == "Default")
