@@ -30,6 +30,7 @@ def keep_pictures(taken: Mapping[str, bytes], config: pytest.Config) -> None:
 # Chromium drops its connections, those of the loopback too, when an interface of the machine comes or goes. A cluster of another
 # test does that.
 _DISTURBED = "net::ERR_NETWORK_CHANGED"
+_ERROR_PAGE = "chrome-error://"  # its navigation may interrupt the next one
 
 
 def go(page: Any, address: str) -> None:
@@ -47,7 +48,7 @@ def go(page: Any, address: str) -> None:
             try:
                 page.goto(address)
             except Exception as error:
-                if _DISTURBED not in str(error):
+                if _DISTURBED not in str(error) and _ERROR_PAGE not in str(error):
                     raise
             else:
                 if not disturbed:
