@@ -43,8 +43,8 @@ def test_allocations_come_first_then_waiters_in_order(make_machine: MakeMachine)
     assert allocation["owner"] == {"kind": "user", "name": user}
     assert lines[1].startswith(f"{allocation['id']}  {user.ljust(4)}  --gpus 1  GPU 0 whole  hard       active ")
     assert f"  {first.pid}  sh -c" in lines[1]
-    assert lines[3].split()[:2] == ["#", "WAITING"]
-    assert [line.split()[:2] for line in lines[4:]] == [[str(w["position"]), w["id"]] for w in document["waiters"]]
+    assert lines[3].split()[:2] == ["WAITING", "PLACE"]
+    assert [line.split()[:2] for line in lines[4:]] == [[w["id"], str(w["position"])] for w in document["waiters"]]
 
 
 def test_a_share_that_is_being_prepared_is_said_so(two_a100: TestMachine) -> None:

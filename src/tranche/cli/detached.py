@@ -127,6 +127,7 @@ def list_jobs(jobs: Sequence[MachineJob], output: str) -> None:
         return
     if not jobs:
         say("you have no detached runs on this machine")
+        return
     now = time.time()
     rows = [
         (each.name, each.request, each.status, each.exit_code, describe.age(max(now - each.created, 0)), each.command)

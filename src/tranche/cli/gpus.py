@@ -115,7 +115,7 @@ def _gpu_row(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], owners
     return [
         gpu.index,
         gpu.name,
-        format_memory(gpu.memory),
+        format_memory(gpu.memory) if gpu.memory else "-",
         describe.mig_mode(gpu),
         describe.gpu_state(view, gpu, slices, whole_holders(view, gpu), owners),
         describe.processes(gpu.processes),

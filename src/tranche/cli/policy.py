@@ -19,7 +19,8 @@ from tranche.core.quantity import format_duration, memory_option, parse_duration
 from tranche.core.sharing import GpuPolicy, Timeslice, parse_timeslice
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
 from tranche.core.state import NodeState
-from tranche.core.user_quota import EVERYONE, GROUP, UserQuota, is_group, parse_quota, quota_of
+from tranche.core.user_quota import EVERYONE, GROUP, UserQuota, is_fair, is_group, parse_quota, quota_of
+from tranche.documents.describe import ranges
 from tranche.local.queue import Queue
 from tranche.node.files.files import read_document, told_of
 from tranche.node.policy_change import change_policy, change_quotas, make_fair, user_name_of
@@ -29,6 +30,7 @@ from tranche.node.store.register import user_name
 _UID = re.compile(r"0*\d{1,10}", re.ASCII)
 _WEIGHT = re.compile(r"\d{1,4}", re.ASCII)
 _SHORTEST_IDLE = 600
+_FAIR = "requests of those who have used less are served first"
 _GPU_OPTION = click.option(
     "--gpu",
     "gpus",
@@ -120,7 +122,7 @@ def list_(settings: Settings, /, output: str) -> None:
     """List the policy of each GPU, and the quotas and weights of users and groups.
 
     SET FOR shows where the policy was set: gpu, all, or nothing for the default. For a user with a quota, - means that
-    the limit for all users applies, if there is one. With a weight for (all), the queue is fair.
+    the limit for all users applies, if there is one.
 
     \b
     $ tranche policy list
@@ -139,17 +141,20 @@ def list_(settings: Settings, /, output: str) -> None:
             idle={"afterSeconds": idle_.after, "endsHolds": idle_.ends},
         )
         return
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for gpu in node:
+        row = gpu.name, policy.use_of(gpu.uuid), _source(policy, gpu.uuid), gpu.timeslice_wanted or "-"
+        alike.setdefault(row, []).append(gpu.index)
     print_table(
-        ("GPU", "MODEL", "SHARING", "SET FOR", "TIMESLICE"),
-        [
-            (gpu.index, gpu.name, policy.use_of(gpu.uuid), _source(policy, gpu.uuid), gpu.timeslice_wanted or "-")
-            for gpu in node
-        ],
+        ("GPU", "MODEL", "SHARING", "SET FOR", "TIMESLICE"), [(ranges(each), *row) for row, each in alike.items()]
     )
+    if is_fair(quotas):
+        show("")
+        show(_FAIR)
     if idle_ != IdlePolicy():
         show("")
         show(str(idle_))
-    if quotas:
+    if set(quotas.values()) - {UserQuota(weight=1)} or set(quotas) - {EVERYONE}:
         show("")
         print_table(
             ("USER", "GPUS", "GPU MEMORY", "SHARES", "TIME", "GPU-HOURS", "WEIGHT"),
@@ -279,16 +284,14 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
         raise UsageError(f"'{weight}' is not a whole number from 1 to 9999", hint="write it as --weight 2")
     named = _named(users, groups, check=not off)
     with open_host(settings) as host:
-        make_fair(host, named, None if off else int(weight or 1), clock=clock)
+        began = make_fair(host, named, None if off else int(weight or 1), clock=clock)
         Queue(host).ring_all()
     for name in named.values():
         say(f"{name}: {'no weight' if off else f'weight {weight}'}")
-    arrival = off and not named
-    say(
-        "requests are served in order of arrival"
-        if arrival
-        else "requests of those who have used less are served first"
-    )
+    if not named:
+        say("requests are served in order of arrival" if off else _FAIR)
+    elif began:
+        say(_FAIR)
 
 
 @command.command("idle", cls=TrancheCommand)

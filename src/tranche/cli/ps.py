@@ -15,7 +15,7 @@ from tranche.local.wakeup_pipe import silent
 from tranche.node.store.register import process_owners
 
 _ALLOCATION_COLUMNS = ("ID", "USER", "REQUEST", "GIVEN", "ISOLATION", "PHASE", "AGE", "PID", "COMMAND")
-_WAITER_COLUMNS = ("#", "WAITING", "USER", "REQUEST", "AGE", "PID", "COMMAND", "WHY")
+_WAITER_COLUMNS = ("WAITING", "PLACE", "USER", "REQUEST", "AGE", "PID", "COMMAND", "WHY")
 
 
 @click.command(cls=TrancheCommand)
@@ -59,8 +59,8 @@ def command(settings: Settings, /, output: str) -> None:
         reasons = why_they_wait(view, queue, away, owners)
         waiting = [
             (
-                position,
                 waiter.id,
+                position,
                 owner_name(owners.get(waiter.id)),
                 waiter.request,
                 describe.age(now - waiter.created),

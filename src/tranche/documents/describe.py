@@ -86,7 +86,12 @@ def grant(given: Grant, node: NodeState) -> str:
 
 
 def grants(allocation: Allocation, node: NodeState) -> str:
-    """All grants of an allocation."""
+    """All grants of an allocation: `GPUs 0-3 whole`, `GPU 0: 1g.5gb at 2:1; GPU 1: 1g.5gb at 0:1`."""
+    indexes = {gpu.uuid: gpu.index for gpu in node}
+    if len(allocation.grants) > 1 and all(
+        isinstance(each, WholeGpu) and each.gpu_uuid in indexes for each in allocation.grants
+    ):
+        return f"GPUs {ranges(indexes[each.gpu_uuid] for each in allocation.grants)} whole"
     return "; ".join(grant(each, node) for each in allocation.grants)
 
 
@@ -153,10 +158,9 @@ def gpu_state(
 
 
 def lost_gpu(gpu: GpuState) -> str:
-    """Names a lost GPU by what is known of it: `lost: NVIDIA A30, GPU-1b2c..., 00000000:13:00.0`."""
+    """Names a lost GPU by what is known of it, beside its model: `lost: GPU-1b2c..., 00000000:13:00.0`."""
     uuid = gpu.uuid if gpu.uuid.startswith("GPU-") else ""
-    name = gpu.name if gpu.pci_bus_id or gpu.memory else ""
-    return ": ".join(filter(None, ("lost", ", ".join(filter(None, (name, uuid, gpu.pci_bus_id))))))
+    return ": ".join(filter(None, ("lost", ", ".join(filter(None, (uuid, gpu.pci_bus_id))))))
 
 
 def _use_text(

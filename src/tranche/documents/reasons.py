@@ -54,7 +54,7 @@ def _clause(words: str, group: Sequence[Obstacle], total: int, names: NameTable)
         return words  # it is about the user, not about a GPU
     if len(group) == 1:
         return named(str(group[0]), names)
-    which = f"GPU {ranges(each.gpu_index for each in group)}" if count == len(group) else f"{count:,} GPUs"
+    which = f"GPUs {ranges(each.gpu_index for each in group)}" if count == len(group) else f"{count:,} GPUs"
     which = f"all {count:,} GPUs" if count == total else which
     if words == _LOST:
         return f"{which} are {words}"

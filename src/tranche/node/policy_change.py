@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from tranche.core.allocation import Cordon
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import GpuState, NodeState
-from tranche.core.user_quota import EVERYONE, UserQuota
+from tranche.core.user_quota import EVERYONE, UserQuota, is_fair
 from tranche.node.host import Host
 from tranche.node.store import chronicle, records
 from tranche.node.store.ledger import Ledger
@@ -50,8 +50,8 @@ def change_quotas(
         return records.user_quotas(db)
 
 
-def make_fair(host: Host, names: Mapping[str, str], weight: int | None, *, clock: Callable[[], float]) -> None:
-    """Make the queue fair, and give a weight to users and groups, by their keys in quotas.
+def make_fair(host: Host, names: Mapping[str, str], weight: int | None, *, clock: Callable[[], float]) -> bool:
+    """Make the queue fair, and give a weight to users and groups, by their keys in quotas. Returns whether it was not fair.
 
     Without a weight, those named lose theirs; if none is named, the queue is in order of arrival, and all weights go.
     """
@@ -61,11 +61,12 @@ def make_fair(host: Host, names: Mapping[str, str], weight: int | None, *, clock
             for name in names or quotas:
                 own = quotas.get(name, UserQuota())
                 _set(db, name, user_name_of(name), own, own._replace(weight=None), clock())
-            return
+            return False
         given = {EVERYONE: ("", 1), **{key: (name, weight) for key, name in names.items()}}
         for key, (name, each) in given.items():
             own = quotas.get(key, UserQuota())
             _set(db, key, name, own, own._replace(weight=each), clock())
+        return not is_fair(quotas)
 
 
 def user_name_of(key: str) -> str:
