@@ -11,9 +11,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.local.test_service import DROP
 from tests.machines import TRANCHE, TestMachine, wait_until
-from tests.support.in_process import NOBODY
+from tests.support.in_process import DROP, NOBODY
 from tranche.node.processes.processes import children_of
 
 HALF = "--mig-profile 3g.20gb"

@@ -22,7 +22,7 @@ import pytest
 from tests.local.test_fractions import end_daemons
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
 from tests.support import in_process
-from tests.support.in_process import NOBODY
+from tests.support.in_process import DROP, NOBODY
 from tranche.core.errors import (
     NoRoom,
     PermissionDenied,
@@ -49,17 +49,6 @@ pytestmark = needs_root
 
 OTHER = NOBODY + 10_000
 HALF = ("--mig-profile", "3g.20gb")
-DROP = """
-import contextvars, ctypes.util, difflib, fractions, os, tomllib, pwd, shutil, sys, traceback
-import tranche.cli.doctor, tranche.cli.ps, tranche.cli.release, tranche.cli.run, tranche.core.printable, tranche.core.spelling
-import tranche.documents.envelope, tranche.hardware.nvml, tranche.local.client, tranche.node.host
-import tranche.node.state.register_place, tranche.node.store.ledger
-uid = int(sys.argv.pop(1))
-os.setgroups([]); os.setgid(uid); os.setuid(uid)
-from tranche.cli.main import main
-main()
-"""
-"""Not every machine lets users read the files of root's Python, so the command imports what it needs before it drops root."""
 
 
 class SharedMachine:
@@ -93,18 +82,7 @@ class SharedMachine:
         return []
 
     def start(self, *arguments: str, uid: int = NOBODY) -> subprocess.Popen[str]:
-        if in_process.may_fork():
-            process = in_process.start(arguments, self.machine.environment, stdout=subprocess.PIPE, user=uid)
-        else:
-            process = subprocess.Popen(
-                [sys.executable, "-c", DROP, str(uid), *arguments],
-                env=self.machine.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd="/",
-            )
+        process = in_process.start(arguments, self.machine.environment, stdout=subprocess.PIPE, user=uid)
         self._started.append(process)
         return process
 
@@ -198,6 +176,48 @@ for name, text in ("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", 
     )
     assert done.stderr == ""
     assert done.stdout == "0\n"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_user_has_no_more_users_by_subordinate_uids(shared: SharedMachine, nested: bool) -> None:
+    """In a user namespace with lent uids, as newuidmap(1) makes it, the user changes to one of them."""
+    again = """
+assert libc.unshare(0x10000000) == 0
+for name, text in ("setgroups", "deny"), ("uid_map", "0 5 1"), ("gid_map", "0 5 1"):
+    open(f"/proc/self/{name}", "w").write(text)
+"""
+    become = f"""
+import ctypes
+libc = ctypes.CDLL(None)
+told, telling = os.pipe()
+told_back, telling_back = os.pipe()
+user = os.getpid()
+if not (lender := os.fork()):
+    os.read(told, 1)
+    for name in "uid_map", "gid_map":
+        open(f"/proc/{{user}}/{{name}}", "w").write(f"0 {{uid}} 1\\n1 {OTHER + 1} 1000")
+    os.write(telling_back, b".")
+    os._exit(0)
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+libc.prctl(4, 1)  # PR_SET_DUMPABLE: after the change of user, /proc/self is root's
+assert libc.unshare(0x10000000) == 0  # CLONE_NEWUSER
+os.write(telling, b"."); os.read(told_back, 1); os.waitpid(lender, 0)
+os.setgroups([]); os.setgid(5); os.setuid(5)
+libc.prctl(4, 1)
+{again if nested else ""}
+"""
+    program = DROP.replace("os.setgroups([]); os.setgid(uid); os.setuid(uid)\n", become)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(NOBODY), "run", "-q", *HALF, "--", "id", "-u"],
+        env=shared.machine.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+    assert (done.stdout, done.returncode) == ("", PermissionDenied.exit_code), done.stderr
+    assert f"uid {OTHER + 5} is a subordinate uid" in done.stderr
+    assert shared.shares() == []
 
 
 def test_a_command_that_a_signal_ends_has_its_code(shared: SharedMachine) -> None:

@@ -15,9 +15,9 @@ import grimp
 import pytest
 
 import tranche
-from tests.local.test_service import DROP, HALF, OTHER, SharedMachine
+from tests.local.test_service import HALF, OTHER, SharedMachine
 from tests.machines import machine_in, needs_root, readable_folder, wait_until
-from tests.support.in_process import NOBODY
+from tests.support.in_process import DROP, NOBODY
 from tranche.core.errors import NoRoom, PermissionDenied, UsageError
 from tranche.local import client
 from tranche.node.state import connection

@@ -34,6 +34,18 @@ NOBODY = 50_000 + os.getpid() % 10_000
 """A user whom no other test process is: what others start at the same time did not come of a command of this one."""
 TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
 """The command line of the command in a new interpreter."""
+DROP = """
+import contextvars, ctypes.util, difflib, fractions, os, tomllib, pwd, shutil, sys, traceback
+import tranche.cli.detached, tranche.cli.doctor, tranche.cli.explain, tranche.cli.hold, tranche.cli.job, tranche.cli.ps
+import tranche.cli.release, tranche.cli.run, tranche.core.printable, tranche.core.spelling
+import tranche.documents.envelope, tranche.hardware.nvml, tranche.local.client, tranche.node.host
+import tranche.node.state.register_place, tranche.node.store.ledger
+uid = int(sys.argv.pop(1))
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+from tranche.cli.main import main
+main()
+"""
+"""Not every machine lets users read the files of root's Python, so the command imports what it needs before it drops root."""
 _PROCESS = os.getpid()
 _SECONDS = 60.0
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -123,14 +135,15 @@ def start(
 ) -> subprocess.Popen[str]:
     """Start `tranche`, which goes on: in a fork, or `anew` in an interpreter of its own, which takes a fifth of a second more.
 
-    Only a fork can be another `user`. Its folder is /, since it may not see this process's own.
+    The folder of another `user` is /, since the user may not see this process's own.
     """
-    instead = None
-    if user is not None or (not anew and may_fork()):
-        assert may_fork(), "a process with threads cannot start a command as another user"
+    instead, program = None, [*TRANCHE, *arguments]
+    if may_fork() and not anew:
         _import_commands()
         instead = functools.partial(_be_the_command, arguments, environment, (), user)
-    return _popen(arguments, environment, instead, stdin, stdout, stderr, None if user is None else "/")
+    elif user is not None:
+        program = [sys.executable, "-c", DROP, str(user), *arguments]
+    return _popen(program, environment, instead, stdin, stdout, stderr, None if user is None else "/")
 
 
 @contextlib.contextmanager
@@ -144,7 +157,9 @@ def held_back(
     _import_commands()
     reading, writing = os.pipe()
     try:
-        process = _popen(arguments, environment, functools.partial(_wait_and_be, reading, arguments, environment))
+        process = _popen(
+            [*TRANCHE, *arguments], environment, functools.partial(_wait_and_be, reading, arguments, environment)
+        )
     finally:
         os.close(reading)
 
@@ -209,7 +224,7 @@ def _import_commands() -> None:
 
 
 def _popen(
-    arguments: Sequence[str],
+    program: Sequence[str],
     environment: Mapping[str, str],
     instead: Callable[[], NoReturn] | None,
     stdin: int = subprocess.DEVNULL,
@@ -219,7 +234,7 @@ def _popen(
 ) -> subprocess.Popen[str]:
     """A process that loads an interpreter, or does something else `instead`."""
     return subprocess.Popen(
-        [*TRANCHE, *arguments],
+        program,
         env=environment,
         stdin=stdin,
         stdout=stdout,

@@ -5,8 +5,10 @@ The format is the Container Device Interface, version 0.5.0: the oldest with all
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +37,8 @@ class CdiDevice:
 class CdiSpec:
     """Devices of one kind (`vendor/class`), and what every container with any of them receives.
 
-    `part` tells the files of one kind apart, and `file` is a name for the file that is not made of the kind. Only root and
-    the user `owner` can read the file; if `owner` is None, every user can.
+    `part` tells the files of one kind apart, and `file` is a name for the file that is not made of the kind. Root owns the
+    file. Only root and the user `reader` can read it; if `reader` is None, every user can.
     """
 
     kind: str
@@ -44,7 +46,7 @@ class CdiSpec:
     edits: ContainerEdits
     part: str = ""
     file: str = ""
-    owner: int | None = None
+    reader: int | None = None
 
     @property
     def file_name(self) -> str:
@@ -99,17 +101,36 @@ def _write(spec: CdiSpec, folder: Path, outlasts_power: bool) -> None:
         folder.chmod(0o755)  # as the file
     # Runtimes read every .json and .yaml file of the folder, so the unfinished file has another suffix.
     unfinished = folder / f".{spec.file_name}.{os.getpid()}.tmp"
-    with open(unfinished, "wb") as file:
-        file.write(content)
-        file.flush()
-        if spec.owner is None:
-            os.fchmod(file.fileno(), 0o644)  # whatever the umask
-        else:
-            os.fchmod(file.fileno(), 0o400)
-            os.fchown(file.fileno(), spec.owner, -1)
-        if outlasts_power:
-            os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644 if spec.reader is None else 0o400)  # whatever the umask
+            if spec.reader not in (None, os.geteuid()):
+                _let_read(file.fileno(), spec.reader)
+            if outlasts_power:
+                os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _let_read(file: int, uid: int) -> None:
+    """Let that user read root's file, and not change it: root's container runtimes run the hooks that files in this folder name.
+
+    The access control list is in the kernel's form. Source: acl(5), and linux/posix_acl_xattr.h.
+    """
+    nobody, version = 2**32 - 1, 2
+    user_obj, user, group_obj, mask, other = 0x01, 0x02, 0x04, 0x10, 0x20
+    entries = ((user_obj, 4, nobody), (user, 4, uid), (group_obj, 0, nobody), (mask, 4, nobody), (other, 0, nobody))
+    acl = struct.pack("<I", version) + b"".join(struct.pack("<HHI", *each) for each in entries)
+    try:
+        os.setxattr(file, "system.posix_acl_access", acl)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        raise OSError(error.errno, "its file system has no access control lists") from error
 
 
 _PIPES_INSIDE = "/mps/share/pipe"

@@ -7,6 +7,8 @@ So the listener, a request's process and a client can each be killed without end
 
 from __future__ import annotations
 
+import array
+import fcntl
 import inspect
 import math
 import os
@@ -40,6 +42,8 @@ from tranche.node.store import register
 from tranche.node.store.ledger import Ledger, content_for_users
 from tranche.node.store.register import user_name
 
+_NS_GET_PARENT = 0xB702
+_NS_GET_OWNER_UID = 0xB704
 MOST_OF_A_USER = 80
 """Connections of one user at a time. More of them than runs, so that a user with all their runs can list and release them."""
 MOST_RUNS_OF_A_USER = 64
@@ -145,6 +149,11 @@ class RunService:
             raise PermissionDenied(
                 "the service cannot see this process, which is in another PID namespace",
                 hint="run the command on the machine itself, outside any container",
+            )
+        if not _is_the_namespaces_user(pid, uid):
+            raise PermissionDenied(
+                f"uid {uid} is a subordinate uid, which a user namespace lends to its user",
+                hint="run the command outside the user namespace",
             )
         if os.geteuid() not in (0, uid):
             raise PermissionDenied(
@@ -254,6 +263,30 @@ def _same_pids(pid: int) -> bool:
         return os.readlink(PROC / str(pid) / "ns" / "pid") == os.readlink(PROC / "self" / "ns" / "pid")
     except PermissionError:
         return True  # the pid of its command will tell
+
+
+def _is_the_namespaces_user(pid: int, uid: int) -> bool:
+    """Whether a process in a user namespace has the uid of the user who made the namespace.
+
+    Others of its uids are lent: /etc/subuid gives each user thousands, and a limit for each user would limit nobody.
+    A process of this process's own namespace has its own uid. The requests are those of ioctl_ns(2).
+    """
+    try:
+        with ExitStack() as stack:
+            own, inner = (os.open(PROC / each / "ns" / "user", os.O_RDONLY) for each in ("self", str(pid)))
+            stack.callback(os.close, own)
+            stack.callback(os.close, inner)
+            if os.path.sameopenfile(own, inner):
+                return True
+            while not os.path.sameopenfile(own, parent := fcntl.ioctl(inner, _NS_GET_PARENT)):
+                stack.callback(os.close, parent)
+                inner = parent
+            stack.callback(os.close, parent)
+            maker = array.array("I", [0])
+            fcntl.ioctl(inner, _NS_GET_OWNER_UID, maker)
+    except PermissionError:  # another user's process, or a namespace outside this one
+        return os.geteuid() == uid
+    return maker[0] == uid
 
 
 def _file_at(path: str) -> tuple[int, int] | None:

@@ -25,11 +25,11 @@ def refuse_without_cdi(host: Host) -> None:
         raise CdiUnavailable(f"containers cannot use a share: {why}", hint="install NVIDIA's container toolkit")
 
 
-def write_share_spec(host: Host, held: HeldAllocation, gpus: Mapping[str, GpuState], owner: int) -> str:
+def write_share_spec(host: Host, held: HeldAllocation, gpus: Mapping[str, GpuState], reader: int) -> str:
     """Write the CDI file of a command's share; returns the CDI name of the share. `gpus` are its GPUs as they are now.
 
     The file contains the share's key, so that a container counts as the share's program also if another user runs it. Only root
-    and `owner`, the share's user, can read it. podman passes over files that its user cannot read.
+    and `reader`, the share's user, can read it. podman passes over files that its user cannot read.
 
     Raises the errors of `edits_of`, and CdiUnavailable if the file cannot be written.
     """
@@ -39,7 +39,7 @@ def write_share_spec(host: Host, held: HeldAllocation, gpus: Mapping[str, GpuSta
     edits = merged([edits_of(each, gpus[each.gpu_uuid], files, pipes, marks) for each in allocation.grants])
     common = files.by_cdi(host.driver.observe().driver_version)
     spec = CdiSpec(
-        _KIND, (CdiDevice(allocation.id, edits),), common, file=host.spec_file(allocation.id).name, owner=owner
+        _KIND, (CdiDevice(allocation.id, edits),), common, file=host.spec_file(allocation.id).name, reader=reader
     )
     write_spec(spec, host.cdi_folder, outlasts_power=False)
     return f"{_KIND}={allocation.id}"
