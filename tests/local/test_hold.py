@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shlex
 import signal
@@ -54,6 +55,18 @@ def test_a_subshell_holds_for_the_whole_session(session: Session, machine: TestM
     assert process_at(held["pid"]) is not None
     session.end()
     wait_until(lambda: ended(machine))
+
+
+def test_a_script_releases_what_it_holds(session: Session, machine: TestMachine) -> None:
+    session.do(f'(eval "$({session.tranche} hold {HALF})"; {session.tranche} release "$TRANCHE_ALLOCATION")')
+    wait_until(lambda: ended(machine))
+
+
+@pytest.mark.parametrize("opened", ["root"], indirect=True)
+def test_variables_on_a_terminal_come_with_what_to_do(session: Session, machine: TestMachine) -> None:
+    said = session.do(f"script -qec {shlex.quote(f'{session.tranche} hold {HALF}')} /dev/null")
+    (held,) = re.findall(r"export TRANCHE_ALLOCATION=(\w+)", said)
+    assert f"To end this share: tranche release {held}\n" in said
 
 
 def test_the_holder_is_small_and_keeps_nothing_of_the_caller_open(session: Session, machine: TestMachine) -> None:

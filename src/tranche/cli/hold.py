@@ -32,11 +32,13 @@ def command(context: click.Context, /, output: str, **options: Any) -> None:
     The command waits as tranche run does. Then it prints the share's variables as lines for a shell, and ends. Programs
     that have these variables use the share.
 
-    The share ends with the session: when you log out, when you close the window, or when the script ends. It also ends
-    with tranche release, or after --time. Programs that still use the share keep it.
+    The share ends with the session: when you log out, when you close the window, or when the cron job ends. It also ends
+    with tranche release, or after --time. Programs that still use the share keep it. A script that you start in a
+    terminal belongs to the terminal's session, so let the script release its share.
 
     \b
     $ eval "$(tranche hold --gpu-memory 8G)"
+    $ tranche release "$TRANCHE_ALLOCATION"
     """
     settings: Settings = context.obj
     if context.args:
@@ -74,4 +76,9 @@ def _text(settings: Settings, output: str, variables: Mapping[str, str]) -> str:
     found = {**simulated, **variables}
     if output == "json":
         return json.dumps(document("Hold", allocationId=variables[MARK], environment=found), indent=2) + "\n"
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in found.items())
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in found.items()]
+    if sys.stdout.isatty():
+        lines.append(
+            f'# No shell has read this. Use: eval "$(tranche hold ...)". To end this share: tranche release {found[MARK]}'
+        )
+    return "".join(f"{each}\n" for each in lines)
