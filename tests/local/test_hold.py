@@ -64,7 +64,7 @@ def test_a_script_releases_what_it_holds(session: Session, machine: TestMachine)
 
 @pytest.mark.parametrize("opened", ["root"], indirect=True)
 def test_variables_on_a_terminal_come_with_what_to_do(session: Session, machine: TestMachine) -> None:
-    said = session.do(f"script -qec {shlex.quote(f'{session.tranche} hold {HALF}')} /dev/null")
+    said = session.do(f"script -qec {shlex.quote(f'{session.tranche} hold {HALF}; true')} /dev/null </dev/null")
     (held,) = re.findall(r"export TRANCHE_ALLOCATION=(\w+)", said)
     assert f"To end this share: tranche release {held}\n" in said
 
