@@ -275,12 +275,18 @@ def test_a_command_is_never_ended_because_it_is_idle(tmp_path: Path) -> None:
 @isolated
 def test_an_idle_hold_ends_with_its_programs_and_only_once(tmp_path: Path) -> None:
     with watched(tmp_path) as share:
-        held, host, said = share.held, share.host, list[str]()
+        held, host, said, warned = share.held, share.host, list[str](), list[str]()
         environment = {**os.environ, "TRANCHE_ALLOCATION": held.allocation.id, "TRANCHE_KEY": held.key}
         holder, program = (subprocess.Popen(["sleep", "600"], env=environment) for _ in range(2))
         try:
             host.set_holder(held, holder.pid)
             limit = TimeLimit(host, held.allocation, OwnWorkload(["sleep"], os.environ), said.append, grace=5.0)
+            wait_until(lambda: limit.programs() == [program.pid])  # an exec takes a moment
+            share.want(IdlePolicy(600, ends=True))
+            watch = IdleWatch(host, held.allocation, warned.append, programs=limit.programs)
+            for _ in range(6):
+                share.clock[0] += 60
+                watch.look()
             limit.end_idle("it was idle for 45m")
             holder.wait(60)
             program.wait(60)
@@ -291,6 +297,7 @@ def test_an_idle_hold_ends_with_its_programs_and_only_once(tmp_path: Path) -> No
                 each.wait()
         assert limit.why == "it was idle for 45m"
         assert limit.ended_hold()
+        assert f"Tranche ends it with sleep (pid {program.pid}) in 5m, unless " in warned[0]
         assert said == ["this hold is idle: Tranche sends SIGTERM to this command, and SIGKILL after 5 s"]
 
 

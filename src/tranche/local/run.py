@@ -193,7 +193,9 @@ def _idle_look(
 ) -> Callable[[], float]:
     from tranche.local.idle import IdleWatch  # most commands end before the first look
 
-    return IdleWatch(host, allocation, reporter.idle, lambda why: None if limit is None else limit.end_idle(why)).look
+    if limit is None:
+        return IdleWatch(host, allocation, reporter.idle).look
+    return IdleWatch(host, allocation, reporter.idle, limit.end_idle, limit.programs).look
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,15 @@ class TimeLimit:
         self._warn(f"{said}: Tranche sends SIGTERM to this command, and SIGKILL after {self._grace:g} s")
         return True
 
+    def programs(self) -> list[int]:
+        """The processes that would end with a hold, beside the one that only holds it; none if the ledger cannot be read."""
+        with suppress(TrancheError):
+            found = self._now()
+            if found is not None and isinstance(found.keeper, ProcessKeeper):
+                holder = found.keeper.pid
+                return [pid for pid in self._command_and_its_processes() if pid != holder]
+        return []
+
     def _command_and_its_processes(self) -> list[int]:
         try:
             found = self._now()
