@@ -1,4 +1,4 @@
-"""What a server writes, and what strangers make it write."""
+"""What a server writes, and what strangers make it write. A writer's thread ends with its process, so some have their own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 
+from tests.node.processes import isolated
 from tranche.dashboard.server import BackgroundWriter, only_our_own
 
 
+@isolated
 def test_nobody_waits_for_a_reader_who_reads_nothing() -> None:
     reader, writer = os.pipe()
     aside = BackgroundWriter(writer)
@@ -29,6 +31,7 @@ def test_nobody_waits_for_a_reader_who_reads_nothing() -> None:
 def test_a_process_ends_whatever_nobody_has_read() -> None:
     script = """
 import logging, sys
+from tests.node.processes import isolated
 from tranche.dashboard.server import BackgroundWriter
 logging.basicConfig(handlers=[logging.StreamHandler(BackgroundWriter(1))])
 for _ in range(500):
@@ -38,6 +41,7 @@ for _ in range(500):
         assert process.wait(60) == 0
 
 
+@isolated
 def test_what_is_written_is_read_in_its_order() -> None:
     reader, writer = os.pipe()
     aside = BackgroundWriter(writer)
@@ -47,6 +51,7 @@ def test_what_is_written_is_read_in_its_order() -> None:
     assert os.read(reader, 100) == b"one\nzwei ?\n"
 
 
+@isolated
 def test_a_reader_who_has_gone_is_nobodys_trouble() -> None:
     reader, writer = os.pipe()
     os.close(reader)

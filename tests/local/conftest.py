@@ -12,8 +12,9 @@ import pytest
 
 from tests.local.sessions import READABLE_PYTHON, OpenSession, Session, dropped, opening
 from tests.local.test_service import SharedMachine
-from tests.machines import TRANCHE, machine_in, needs_root, readable_folder
+from tests.machines import TRANCHE, machine_in, readable_folder
 from tests.support.in_process import NOBODY
+from tests.support.length import some_of
 
 
 @pytest.fixture
@@ -26,7 +27,8 @@ def told(tmp_path: Path) -> Iterator[Path]:
             os.kill(int(path.read_text()), signal.SIGKILL)
 
 
-@pytest.fixture(params=["root", pytest.param("user", marks=needs_root)])
+# Both show the same of a session. What differs has tests with a mode of their own.
+@pytest.fixture(params=some_of(["user", "root"] if os.geteuid() == 0 else ["root"], 1))
 def opened(request: pytest.FixtureRequest) -> Iterator[OpenSession]:
     """Opens a session on a machine with one A100, whose programs use the register themselves or through the service."""
     with readable_folder() as folder, machine_in(folder, "A100-40GB") as machine:

@@ -28,7 +28,6 @@ from tranche.core.errors import (
 from tranche.local.jobs import MOST_ENDED, MachineJob, open_jobs
 from tranche.node.processes.processes import process_at
 
-BOTH = pytest.mark.parametrize("opened", ["root", "user"], indirect=True)
 ROOT = pytest.mark.parametrize("opened", ["root"], indirect=True)
 
 
@@ -87,7 +86,6 @@ def detaching(opened: OpenSession) -> Detaching:
     return Detaching(opened)
 
 
-@BOTH
 def test_a_detached_run_survives_the_session_and_keeps_its_output_and_its_code(detaching: Detaching) -> None:
     go_on = detaching.machine.folder / "go-on"
     detaching.detach(f"echo $CUDA_VISIBLE_DEVICES; until [ -e {go_on} ]; do sleep 0.05; done; echo over >&2; exit 7")
@@ -98,6 +96,9 @@ def test_a_detached_run_survives_the_session_and_keeps_its_output_and_its_code(d
     assert (job["status"], job["allocationId"], job["exitCode"]) == ("running", share["id"], None)
     assert detaching.tranche("job wait exp7 --for running")[0] == 0
     assert detaching.tranche("job wait exp7 --timeout 0.1")[0] == WaitTimeout.exit_code
+    for verb in ("describe exp7", "attach exp7", "exec exp7 -- true"):
+        code, said = detaching.tranche(f"job {verb}")
+        assert (code, "exp7 is a detached run on this machine" in said) == (UsageError.exit_code, True), said
     detaching.session.begin(f"{detaching.session.tranche} job logs -f exp7 2>&1")
     go_on.touch()
     code, said = detaching.session.finish()
@@ -108,7 +109,6 @@ def test_a_detached_run_survives_the_session_and_keeps_its_output_and_its_code(d
     assert ended(detaching.machine)
 
 
-@BOTH
 def test_no_other_user_can_read_what_is_kept(detaching: Detaching) -> None:
     detaching.detach("true")
     detaching.tranche("job wait exp7")
@@ -120,7 +120,6 @@ def test_no_other_user_can_read_what_is_kept(detaching: Detaching) -> None:
         assert each.stat().st_mode & 0o777 == (0o700 if each.is_dir() else 0o600)
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("options", "code"),
     [
@@ -152,7 +151,6 @@ def test_a_name_is_for_one_run(detaching: Detaching) -> None:
     assert detaching.tranche("run --name exp7 --gpus 1 -- true")[0] == UsageError.exit_code
 
 
-@BOTH
 def test_a_run_waits_in_the_queue_and_its_log_says_why(detaching: Detaching) -> None:
     detaching.detach("exec sleep 600", "--gpus 1", "first")
     detaching.detach("true", HALF, "second")
@@ -164,7 +162,6 @@ def test_a_run_waits_in_the_queue_and_its_log_says_why(detaching: Detaching) -> 
     assert detaching.tranche("job wait second")[0] == 0
 
 
-@BOTH
 def test_explain_takes_the_name_of_a_run_that_waits(detaching: Detaching) -> None:
     detaching.open_another()
     detaching.session.hold("--gpus 1")
@@ -185,7 +182,6 @@ def test_delete_ends_a_run_with_its_command(detaching: Detaching) -> None:
     assert list(detaching.home.glob("tranche/jobs/*/*")) == []
 
 
-@BOTH
 def test_a_run_that_was_killed_while_it_waited_is_lost(detaching: Detaching) -> None:
     detaching.session.hold("--gpus 1")
     detaching.open_another()
@@ -198,7 +194,6 @@ def test_a_run_that_was_killed_while_it_waited_is_lost(detaching: Detaching) -> 
     assert detaching.tranche("job delete exp7")[0] == 0
 
 
-@BOTH
 def test_a_run_whose_command_lives_on_runs_until_that_ends(detaching: Detaching) -> None:
     detaching.detach("exec sleep 600")
     share = detaching.machine.one_running()

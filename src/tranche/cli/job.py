@@ -96,6 +96,16 @@ def _own_job(name: str, *of_cluster: object) -> tuple[JobStore, MachineJob] | No
     return None
 
 
+def _refuse_own(verb: str, name: str, *of_cluster: object) -> None:
+    """UsageError for a detached run, of which there is less to see than of a job in a cluster."""
+    store = _own_jobs(*of_cluster)
+    if store is not None and store.find(name) is not None:
+        raise UsageError(
+            f"{name} is a detached run on this machine, and tranche job {verb} is for jobs in a cluster",
+            hint=f"see its output with: tranche job logs {name}; and its share with: tranche ps",
+        )
+
+
 def _cluster_is_known() -> bool:
     """Whether the environment or the home names a cluster."""
     named = os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST")
@@ -154,6 +164,8 @@ def describe_(name: str, namespace: str | None, kubeconfig: str | None, output: 
     The output lists the share of each pod, and explains why the first waiting pod waits. For other pods, use tranche
     explain with pod/NAME.
     """
+
+    _refuse_own("describe", name, namespace, kubeconfig)
 
     async def ask(api: ApiConnection, where: str) -> JobSummary:
         from tranche.kubernetes.jobs.description import describe_job
@@ -317,6 +329,7 @@ def _hand_to_kubectl(
         CommandNotFound: there is no kubectl.
         KubernetesNotFound: no pod of the job runs.
     """
+    _refuse_own(verb, name, pod, namespace, kubeconfig)
     program = shutil.which("kubectl")
     if program is None:
         raise CommandNotFound(

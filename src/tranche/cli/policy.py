@@ -295,7 +295,7 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
 
 
 @command.command("idle", cls=TrancheCommand)
-@click.option("--after", metavar="TIME", help="Time without work after which a share counts as idle. Default: 30m.")
+@click.option("--after", metavar="TIME", help="Time without work after which a share counts as idle, at least 10m. Default: 30m.")
 @click.option("--end", is_flag=True, help="End an idle hold then. A warning comes 5 minutes before.")
 @click.option("--off", is_flag=True, help="Return to the default: idle after 30m, and Tranche ends nothing.")
 @click.pass_obj

@@ -51,7 +51,7 @@ def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: f
             f"killed without draining, because the MPS daemon of {each.device_uuid} did not release it: {each.why}; "
             "programs that share the device may fail"
         )
-    if os.environ.get(MARK) == allocation_id:
+    if os.environ.get(MARK) == allocation_id and os.environ.get("CUDA_VISIBLE_DEVICES"):
         warn("this shell still has variables of the released share: unset CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES")
     how = f" after {signal.Signals(ended.signal).name} to pid {', '.join(map(str, ended.pids))}" if ended.signal else ""
     say(f"released {allocation_id}{how}")

@@ -83,7 +83,7 @@ def _month(text: str) -> tuple[date, date]:
             raise ValueError(text)
         first = date.fromisoformat(f"{text}-01")
     except ValueError as error:
-        raise UsageError(f"'{text}' is not a month", hint="write it as 2026-10") from error
+        raise UsageError(f"'{text}' is not a month", hint="write it as YYYY-MM, for example 2026-10") from error
     return first, (first + timedelta(days=31)).replace(day=1) - timedelta(days=1)
 
 

@@ -128,7 +128,7 @@ def refuse_beyond_quota(view: NodeView, request: Request) -> None:
     if beyond and possible < gpus_needed(request):
         raise QuotaExceeded(
             f"{request} exceeds the quota: {beyond[0].text}",
-            hint="ask for less; see the quotas with: tranche policy list",
+            hint="ask for less, or ask an administrator; see the quotas with: tranche policy list",
         )
 
 
