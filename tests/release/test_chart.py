@@ -196,7 +196,10 @@ def test_such_a_value_is_refused_also_when_it_is_switched_off(path: str) -> None
         ({"metrics": {each: {"enabled": True} for each in MONITORS}}, "scraped twice"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
         ({"nodeDiscovery": "any"}, "rollout.maxUnavailable to a number"),
-        ({"nodeDiscovery": "any", "rollout": {"maxUnavailable": 3}, "runtimeClassName": "nvidia"}, "do not have the runtime"),
+        (
+            {"nodeDiscovery": "any", "rollout": {"maxUnavailable": 3}, "runtimeClassName": "nvidia"},
+            "do not have the runtime",
+        ),
         ({"namespaceOverride": "default"}, "--namespace tranche-system"),
         ({"boot": {"enabled": True}, "stateDirectory": "/srv/tranche"}, "stateDirectory=/var/lib/tranche"),
         ({"boot": {"partition": "7*19"}}, "boot.enabled=true"),
@@ -211,7 +214,10 @@ def test_such_a_value_is_refused_also_when_it_is_switched_off(path: str) -> None
         ({"stateDirectory": "/srv/"}, "stateDirectory"),
         ({"dashboard": {"act": True}}, "dashboard.act has no effect without dashboard.enabled=true"),
         ({"config": {"default": "foo"}}, "config.default names a key"),
-        ({"migStrategy": "mixed", "extraArgs": ["--mig-strategy=single"]}, "a value of the chart already sets --mig-strategy"),
+        (
+            {"migStrategy": "mixed", "extraArgs": ["--mig-strategy=single"]},
+            "a value of the chart already sets --mig-strategy",
+        ),
         ({"verbose": True, "extraArgs": ["--verbose"]}, "a value of the chart already sets --verbose"),
         ({"kubeletPath": "/var/lib/kubelet/../.."}, "kubeletPath"),
         ({"metrics": {"from": [{"podSelecter": {}, "namespaceSelector": {}}]}}, "podSelecter"),
