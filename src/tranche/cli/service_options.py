@@ -49,7 +49,7 @@ def cluster_options(whose: str) -> tuple[click.Option, click.Option]:
         metavar="NAME",
         envvar="POD_NAMESPACE",
         default="",
-        help=f"Namespace of {whose}. Default: $POD_NAMESPACE, or the namespace in the kubeconfig or of the pod.",
+        help=f"Namespace of {whose}. Default: $POD_NAMESPACE, or the namespace of the kubeconfig or pod.",
     )
 
 
