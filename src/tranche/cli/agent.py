@@ -152,7 +152,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             envvar="TRANCHE_IN_USE",
             default="wait",
             show_default=True,
-            help="If a slice in use blocks a layout, wait until it is free, refuse the layout, or drain (evict the pod).",
+            help="Policy if a slice in use blocks a layout: wait until it is free, refuse the layout, or drain (evict the pod).",
         ),
         click.Option(
             ["--with-reboot"],
