@@ -78,7 +78,7 @@ def command(
     """Run the controller of a Kubernetes cluster until SIGTERM.
 
     The controller is a webhook that turns new pods' annotations into claims, in namespaces that opt in. On a cluster
-    without claims, one replica also chooses shares for waiting pods. The controller creates its own certificate and
+    without claims, one replica chooses shares for waiting pods instead. The controller creates its own certificate and
     publishes it. The chart runs two replicas in a Deployment.
     """
     try:

@@ -409,7 +409,7 @@ def delete(settings: Settings, /, names: tuple[str, ...], namespace: str | None,
     """Delete jobs with their pods and claims.
 
     Running commands receive SIGTERM, and SIGKILL after 30 seconds. Only jobs that tranche submit created can be deleted.
-    If one job cannot be deleted, the others still are, and the exit code is the first error's.
+    If one job cannot be deleted, the command still deletes the others, and the exit code is the first error's.
     """
     mine = {name: found for name in names if (found := _own_job(name, namespace, kubeconfig)) is not None}
     for found in mine.values():
