@@ -80,7 +80,7 @@ _SLICE = ("gpu_uuid", "mig_uuid", "profile", "placement", *_POD)
 _LOST = "the GPU is lost"
 _NO_GAUGE = "the GPU is lost, or does not have this gauge"
 _NO_MIG = "the GPU is lost, or cannot be cut"
-_NO_MEMORY = "the slice does not exist yet, or the instance has no compute instance, through which its memory is read"
+_NO_MEMORY = "the slice does not exist yet, or the driver cannot read it because the instance has no compute instance"
 _GPM = "the GPU is older than Hopper (A100 and A30 do not measure slices), or this is an agent's first scrape"
 
 BUILD = MetricFamily("tranche_build_info", "Always 1; the label is Tranche's version.", ("version",))
