@@ -29,7 +29,7 @@ def run(report: Report) -> None:
         whole, sliced, eight, all_at_once = _batches(cluster, node)
     report.section(
         "56 jobs on a Kubernetes node",
-        f"The {MEMBERS} [jobs from AWS's article](../guides/56-pods-on-one-p4d.md#the-articles-56-jobs) run on a real kubelet.",
+        f"The {MEMBERS} [jobs from AWS's article](../guides/56-pods-on-one-p4d.md#awss-56-jobs) run on a real kubelet.",
         "The GPUs belong to a simulated p4d.24xlarge.",
         f"A job sleeps {WHOLE_GPU_SECONDS} s on a whole GPU and {SLICE_SECONDS:g} s in a slice of 1g.5gb.",
         "The figures therefore measure only what Kubernetes and Tranche add.",

@@ -54,7 +54,7 @@ def metrics_part() -> str:
 
 
 def _absence(family: MetricFamily) -> str:
-    return f"{family.absent}; only an agent has it" if family.agent else family.absent
+    return f"{family.absent}; only agents export it" if family.agent else family.absent
 
 
 def commands_part() -> str:

@@ -80,7 +80,7 @@ def test_an_agent_may_change_its_own_node_only(cluster: Cluster, p4d: Node, g4dn
     others = asyncio.run(changes(g4dn.name))
 
     assert own == ["done", "done", "done"]
-    assert all("an agent may change its own node only; this one runs on node p4d" in answer for answer in others)
+    assert all("an agent may change only its own node; this agent runs on node p4d" in answer for answer in others)
 
 
 @pytest.mark.long

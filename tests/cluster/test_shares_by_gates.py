@@ -158,7 +158,7 @@ def test_an_agents_token_tells_of_its_own_node_only_and_chooses_nothing(
         lease["metadata"] |= {key: {**lease["metadata"].get(key, {}), **each} for key, each in patch.items()}
         return refusal("replace", "-f-", stdin=json.dumps(lease))
 
-    own, another, word = "tranche-report-p4d", "tranche-report-t4", "own node only"
+    own, another, word = "tranche-report-p4d", "tranche-report-t4", "only its own node"
     assert "runs on node p4d" in making(another, "gpus", "t4")
     assert "runs on node p4d" in making(another, "gpus", "p4d")
     assert "may not write" in making("tranche-choices-t4", "choices", "t4")

@@ -71,9 +71,9 @@ def test_the_notes_name_only_commands_that_the_values_allow(tmp_path: Path) -> N
     defaults, whole = notes(tmp_path), notes(tmp_path, dra=on, dashboard=on, controller=on)
     assert "nvidia.com/mig.config=all-balanced" in defaults
     assert "tranche.dev/mode" not in defaults
-    assert whole.index("tranche.dev/mode=mixed") < whole.index("Cut a static node")
+    assert whole.index("tranche.dev/mode=mixed") < whole.index("Cut the GPUs of a static node")
     assert "port-forward service/" in whole
-    assert "turns annotations of pods into claims" in whole
+    assert "turns pods' annotations into claims" in whole
     assert "nvidia.com/mig.config" not in notes(tmp_path, migManager={"enabled": False})
     assert "migStrategy is not set" in defaults
     assert "migStrategy" not in notes(tmp_path, migStrategy="mixed")
@@ -188,31 +188,37 @@ def test_such_a_value_is_refused_also_when_it_is_switched_off(path: str) -> None
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"config": {"name": "a", "map": {"b": "version: v1"}}}, "set one of them"),
+        ({"config": {"name": "a", "map": {"b": "version: v1"}}}, "set only one of them"),
         ({"migManager": {"config": {"create": True}}}, "config.yaml"),
         ({"migManager": {"config": {"data": {"config.yaml": ""}}}}, "migManager.config.create=true"),
-        ({part: {"enabled": False} for part in PARTS}, "without any part"),
+        ({part: {"enabled": False} for part in PARTS}, "all parts of the agent are disabled"),
         ({"metrics": {"enabled": False, "podMonitor": {"enabled": True}}}, "metrics.enabled=true"),
         ({"metrics": {each: {"enabled": True} for each in MONITORS}}, "scraped twice"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
         ({"nodeDiscovery": "any"}, "rollout.maxUnavailable to a number"),
-        ({"nodeDiscovery": "any", "rollout": {"maxUnavailable": 3}, "runtimeClassName": "nvidia"}, "no such runtime"),
+        (
+            {"nodeDiscovery": "any", "rollout": {"maxUnavailable": 3}, "runtimeClassName": "nvidia"},
+            "do not have the runtime",
+        ),
         ({"namespaceOverride": "default"}, "--namespace tranche-system"),
         ({"boot": {"enabled": True}, "stateDirectory": "/srv/tranche"}, "stateDirectory=/var/lib/tranche"),
         ({"boot": {"partition": "7*19"}}, "boot.enabled=true"),
         ({"healthPort": 9441}, "healthPort and metrics.port are the same"),
         ({"podLabels": {"app.kubernetes.io/name": "x"}}, "set fullnameOverride"),
-        ({"extraEnv": [{"name": "NODE_NAME", "value": "x"}]}, "NODE_NAME tells each agent its own"),
+        ({"extraEnv": [{"name": "NODE_NAME", "value": "x"}]}, "NODE_NAME differs between the agents' pods"),
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}}, "rollingUpdate/maxUnavailable"),
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": "0%"}}}, "rollingUpdate/maxUnavailable"),
         ({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, "rollingUpdate/maxUnavailable"),
         ({"stateDirectory": "/"}, "stateDirectory"),
         ({"stateDirectory": "/var/lib"}, "stateDirectory"),
         ({"stateDirectory": "/srv/"}, "stateDirectory"),
-        ({"dashboard": {"act": True}}, "dashboard.act is read only with dashboard.enabled=true"),
-        ({"config": {"default": "foo"}}, "config.default names a configuration"),
-        ({"migStrategy": "mixed", "extraArgs": ["--mig-strategy=single"]}, "extraArgs: --mig-strategy is given"),
-        ({"verbose": True, "extraArgs": ["--verbose"]}, "extraArgs: --verbose is given"),
+        ({"dashboard": {"act": True}}, "dashboard.act has no effect without dashboard.enabled=true"),
+        ({"config": {"default": "foo"}}, "config.default names a key"),
+        (
+            {"migStrategy": "mixed", "extraArgs": ["--mig-strategy=single"]},
+            "a value of the chart already sets --mig-strategy",
+        ),
+        ({"verbose": True, "extraArgs": ["--verbose"]}, "a value of the chart already sets --verbose"),
         ({"kubeletPath": "/var/lib/kubelet/../.."}, "kubeletPath"),
         ({"metrics": {"from": [{"podSelecter": {}, "namespaceSelector": {}}]}}, "podSelecter"),
         ({"metrics": {"from": [{}]}}, "minProperties"),

@@ -78,13 +78,13 @@ AGENT_OPTIONS = (
     click.Option(
         ["--idle-without-gpu"],
         is_flag=True,
-        help="On a machine without an NVIDIA GPU, be ready and check for a GPU every minute. Default: not ready.",
+        help="On a machine without an NVIDIA GPU, report ready and look for a GPU every minute. Default: report not ready.",
     ),
     click.Option(
         ["--stand-by"],
         is_flag=True,
-        help="Report ready while another agent serves this machine, and take over when it ends. Default: report ready "
-        "when it has taken over.",
+        help="Report ready while another agent serves this machine, and take over when it exits. Default: report ready "
+        "only after taking over.",
     ),
     click.Option(
         ["--host-root"],
@@ -92,13 +92,13 @@ AGENT_OPTIONS = (
         envvar="HOST_ROOT_MOUNT",
         default="/host",
         show_default=True,
-        help="Mount point of the host's root (--with-reboot), or of the host's folders that --boot-program needs.",
+        help="Mount point of the host's root, for --with-reboot, or of the host's folders that --boot-program needs.",
     ),
     click.Option(
         ["--boot-program"],
         metavar="PATH",
-        help="Install the systemd unit of 'tranche boot' on the host; PATH is the path of tranche there. The agent removes "
-        "the unit when its DaemonSet loses this option or is deleted.",
+        help="Install the systemd unit of 'tranche boot' on the host, where PATH is the program tranche. The agent removes the "
+        "unit if you remove this option from its DaemonSet, or delete the DaemonSet.",
     ),
     click.Option(
         ["--boot-partition"],
@@ -115,7 +115,7 @@ AGENT_OPTIONS = (
     click.Option(
         ["--tell-view"],
         is_flag=True,
-        help="Publish the node's GPUs, slices and holders in a lease, for tranche cluster-dashboard.",
+        help="Publish the node's GPUs, slices and holders in a lease, for the cluster dashboard and the controller.",
     ),
     *LOG_OPTIONS,
 )
@@ -152,13 +152,13 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             envvar="TRANCHE_IN_USE",
             default="wait",
             show_default=True,
-            help="If a slice in use blocks a layout: wait until it is free, refuse the layout, or drain (evict the pod).",
+            help="Policy if a slice in use blocks a layout: wait until it is free, refuse the layout, or drain (evict the pod).",
         ),
         click.Option(
             ["--with-reboot"],
             is_flag=True,
             envvar="WITH_REBOOT",
-            help="Reboot the machine if nothing else changes its MIG mode.",
+            help="Restart the machine if nothing else changes its MIG mode.",
         ),
         click.Option(
             ["--operator-namespace"],
@@ -184,14 +184,14 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             type=click.Path(path_type=Path),
             default="/var/lib/kubelet",
             show_default=True,
-            help="Kubelet folder, for the sockets of the driver for claims.",
+            help="Kubelet folder that contains the DRA driver's sockets.",
         ),
         click.Option(
             ["--pod-uid"],
             metavar="UID",
             envvar="POD_UID",
             default="",
-            help="UID of the agent's pod. It separates the sockets of two agents on one node. Default: $POD_UID.",
+            help="UID of the agent's pod, to tell the sockets of two agents on one node apart. Default: $POD_UID.",
         ),
         TIER_OPTION,
     ),
@@ -240,14 +240,14 @@ PLUGIN_OPTIONS = (
         metavar="NAME",
         envvar="PLUGIN_CONFIG_MAP",
         default="",
-        help="ConfigMap of such files, instead of --config-file. The node label nvidia.com/device-plugin.config names the key.",
+        help="ConfigMap with such files, instead of --config-file. The node label nvidia.com/device-plugin.config names the key.",
     ),
     click.Option(
         ["--default-config"],
         metavar="KEY",
         envvar="DEFAULT_CONFIG",
         default="",
-        help="ConfigMap key for nodes without the label. [$DEFAULT_CONFIG]",
+        help="Key in the ConfigMap for nodes without the label. [$DEFAULT_CONFIG]",
     ),
     click.Option(
         ["--fallback-strategies"],
@@ -255,7 +255,7 @@ PLUGIN_OPTIONS = (
         envvar="FALLBACK_STRATEGIES",
         default="named,single",
         show_default=True,
-        help="Fallbacks if there is neither a label nor a default: the key `default` (named), the only key (single), "
+        help="Fallbacks if there is neither a label nor a default: the key `default` (named), the only key (single), or "
         "no file (empty). "
         "[$FALLBACK_STRATEGIES]",
     ),
@@ -295,7 +295,7 @@ _OPTIONS = [
         ["--without"],
         type=click.Choice(tuple(PART_OPTIONS)),
         multiple=True,
-        help="Leave out a part of the agent because another program does its job; repeatable.",
+        help="Omit a part of the agent, for example because another program does its job; repeatable.",
     ),
     *PLUGIN_OPTIONS,
     *(option for options in PART_OPTIONS.values() for option in options),
@@ -307,7 +307,7 @@ _OPTIONS = [
 def command(context: click.Context, /, **values: Any) -> None:
     """Run the agent on a Kubernetes node until SIGTERM.
 
-    The chart runs one agent on each node, as a DaemonSet.
+    The chart runs one agent on each GPU node, in a DaemonSet.
     """
     settings = context.find_object(Settings)
     assert settings is not None

@@ -17,17 +17,21 @@ from tranche.cli.service_options import HEALTH_OPTIONS, LOG_OPTIONS, cluster_opt
 _OPTIONS = [
     *cluster_options("the agents"),
     click.Option(
-        ["--name"], metavar="TEXT", default="cluster", show_default=True, help="Name of the cluster on the pages."
+        ["--name"], metavar="TEXT", default="cluster", show_default=True, help="Cluster name to show on the pages."
     ),
     click.Option(
-        ["--listen", "host"], metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on."
+        ["--listen", "host"],
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        show_default=True,
+        help="Address on which to listen.",
     ),
     port_option("--port", 8899, "Port for the server"),
     click.Option(
         ["--host", "hosts"],
         metavar="NAME",
         multiple=True,
-        help="Additional hostname of the server, such as an ingress's; repeatable.",
+        help="Additional host name of the server, such as an ingress host; repeatable.",
     ),
     click.Option(
         ["--proxy-secret"],
@@ -40,14 +44,14 @@ _OPTIONS = [
         metavar="NAME",
         default="X-Remote-User",
         show_default=True,
-        help="Header with the name of the user, for --proxy-secret.",
+        help="Header with the user's name, for --proxy-secret.",
     ),
     click.Option(
         ["--proxy-group-header"],
         metavar="NAME",
         default="X-Remote-Group",
         show_default=True,
-        help="Header with one group of the user, for --proxy-secret; the proxy may repeat it.",
+        help="Header with one of the user's groups, for --proxy-secret; the proxy can repeat it.",
     ),
     click.Option(
         ["--act"],
@@ -57,7 +61,7 @@ _OPTIONS = [
     click.Option(
         ["--proxy-act"],
         is_flag=True,
-        help="Let the proxy's users act too, if their RBAC allows it. The server acts with its own account. "
+        help="Let the proxy's users act too, if their RBAC permissions allow it. The server acts with its own account. "
         "Needs --act and --proxy-secret.",
     ),
     *HEALTH_OPTIONS,
@@ -71,8 +75,8 @@ def command(log_format: str, verbose: bool, **options: Any) -> None:
     """Serve a live page of a Kubernetes cluster until SIGTERM.
 
     The page shows nodes, GPUs, slices, waiting pods with their reasons, and events. Its data comes from agents with
-    --tell-view. Users sign in with a Kubernetes token. They see names in namespaces where they can list pods, and
-    "another namespace" otherwise. The chart runs the server as a Deployment, with dashboard.enabled.
+    --tell-view. Users sign in with a Kubernetes token. They see names only in namespaces in which they can list pods,
+    and "another namespace" instead of other names. With dashboard.enabled, the chart runs the server in a Deployment.
     """
     try:
         from tranche.dashboard.cluster.cluster_app import serve_cluster_page

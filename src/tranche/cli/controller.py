@@ -28,14 +28,14 @@ _OPTIONS = [
         metavar="NAME",
         default="tranche-agent-controller",
         show_default=True,
-        help="Service of the webhook.",
+        help="Service that leads to the webhook.",
     ),
     click.Option(
         ["--webhook-configuration", "configuration"],
         metavar="NAME",
         default="tranche-agent-controller",
         show_default=True,
-        help="MutatingWebhookConfiguration in which the controller keeps its certificate trusted.",
+        help="MutatingWebhookConfiguration in which the controller publishes its certificate.",
     ),
     click.Option(
         ["--replica"],
@@ -44,7 +44,10 @@ _OPTIONS = [
         help="Name of this replica. Default: $POD_NAME, or the hostname.",
     ),
     click.Option(
-        ["--webhook-host"], metavar="ADDRESS", default="", help="Address of the webhook. Default: all addresses."
+        ["--webhook-host"],
+        metavar="ADDRESS",
+        default="",
+        help="Address on which the webhook listens. Default: all addresses.",
     ),
     port_option("--webhook-port", 9443, "Port for the webhook"),
     *HEALTH_OPTIONS,
@@ -54,13 +57,13 @@ _OPTIONS = [
         metavar="TIME",
         default="7d",
         show_default=True,
-        help="Lifetime of a certificate, such as 12h or 7d. The controller renews it halfway through its lifetime.",
+        help="Lifetime of the certificate, such as 12h or 7d. The controller renews it halfway through.",
     ),
     click.Option(
         ["--take-over-scheduler", "take_over"],
         metavar="NAME",
         multiple=True,
-        help="Scheduler, such as kai-scheduler, to replace with the default one in pods with a share; repeatable.",
+        help="In pods with a share, replace this scheduler, such as kai-scheduler, with the default one; repeatable.",
     ),
     TIER_OPTION,
     *LOG_OPTIONS,
@@ -74,9 +77,9 @@ def command(
 ) -> None:
     """Run the controller of a Kubernetes cluster until SIGTERM.
 
-    The controller is a webhook: it turns annotations of new pods into claims, in namespaces that opt in. On a cluster
-    without claims, one replica chooses shares for waiting pods. The controller creates its own certificate and keeps it
-    trusted. The chart runs two replicas, as a Deployment.
+    The controller is a webhook that turns new pods' annotations into claims, in namespaces that opt in. On a cluster
+    without claims, one replica chooses shares for waiting pods instead. The controller creates its own certificate and
+    publishes it. The chart runs two replicas in a Deployment.
     """
     try:
         from tranche.kubernetes.claims.allocation_backend import backend_by_word

@@ -46,15 +46,15 @@ _POD_COLUMNS = ("POD", "PHASE", "NODE", "HAS", "SINCE")
 _WORDS = 5
 """For how many pods the kubelet's word is shown."""
 
-_pod_option = click.option("--pod", metavar="NAME", help="Pod of the job. Default: the first running pod.")
+_pod_option = click.option("--pod", metavar="NAME", help="Pod to use. Default: the first running pod.")
 
 
 @click.group("job", cls=TrancheGroup)
 def command() -> None:
     """List, inspect and delete the jobs that tranche submit created.
 
-    list, logs, wait and delete also serve your detached runs on this machine, those of tranche run --detach. They ask
-    the cluster if you have no detached run, or none of that name, or if you add -n, -A or --kubeconfig.
+    list, logs, wait and delete also work for your detached runs on this machine, which tranche run --detach started.
+    They ask the cluster if no detached run matches, or if you add -n, -A or --kubeconfig.
 
     \b
     $ tranche job list
@@ -161,8 +161,8 @@ def _job_row(job: KubeJob, now: datetime) -> tuple[object, ...]:
 def describe_(name: str, namespace: str | None, kubeconfig: str | None, output: str) -> None:
     """Show a job, its pods and why they wait.
 
-    The output lists the share of each pod, and explains why the first waiting pod waits. For other pods, use tranche
-    explain with pod/NAME.
+    The output lists each pod's share, and explains why the first waiting pod waits. For other pods, use tranche explain
+    pod/NAME.
     """
 
     _refuse_own("describe", name, namespace, kubeconfig)
@@ -194,7 +194,7 @@ def print_description(found: JobSummary) -> None:
     for pod, word in [(each, each.kubelets_word) for each in found.pods if each.kubelets_word][:_WORDS]:
         show(f"{pod.name}: {word}")
     for what in found.unread if not found.waiting else ():
-        warn(f"your account may not read {what}: the shares of its pods may be missing")
+        warn(f"your account may not read {what}: its pods' shares might be missing")
     for explanation in found.waiting[:1]:
         more = len(found.waiting) - 1
         show()
@@ -242,16 +242,14 @@ def print_explanation(found: FleetExplanation) -> None:
 @click.argument("name")
 @target_options
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until the job ends.")
-@click.option("--pod", metavar="NAME", help="Print the logs of this pod only. Default: all pods.")
-@click.option(
-    "--tail", metavar="N", type=click.IntRange(0), help="Print the last N lines of each pod. Default: all lines."
-)
+@click.option("--pod", metavar="NAME", help="Print only this pod's logs. Default: all pods.")
+@click.option("--tail", metavar="N", type=click.IntRange(0), help="Print each pod's last N lines. Default: all lines.")
 def logs(
     name: str, namespace: str | None, kubeconfig: str | None, follow: bool, pod: str | None, tail: int | None
 ) -> None:
-    """Print the logs of a job.
+    """Print a job's logs.
 
-    If the job has several pods, each line begins with the name of its pod. With --follow, the command also waits for
+    If the job has several pods, each line begins with its pod's name. With --follow, the command also waits for
     pods that have not started. If a container did not start or was killed, stderr gives the kubelet's reason.
     """
 
@@ -295,14 +293,14 @@ def logs(
 @target_options
 @_pod_option
 def attach(name: str, namespace: str | None, kubeconfig: str | None, pod: str | None) -> None:
-    """Attach the terminal to the command of a running job.
+    """Attach the terminal to a running job's command.
 
-    The command reads input only if the job was submitted with --interactive. The program kubectl must be installed.
+    The job's command reads input only if you submitted it with --interactive. You need kubectl.
     """
     _hand_to_kubectl("attach", name, pod, namespace, kubeconfig)
 
 
-@command.command("exec", short_help="Run another command on the share of a job.")
+@command.command("exec", short_help="Run another command on a job's share.")
 @click.argument("name")
 @target_options
 @_pod_option
@@ -310,9 +308,9 @@ def attach(name: str, namespace: str | None, kubeconfig: str | None, pod: str | 
 def execute(
     name: str, namespace: str | None, kubeconfig: str | None, pod: str | None, command_line: tuple[str, ...]
 ) -> None:
-    """Run another command in the container of a running job.
+    """Run another command in a running job's container.
 
-    The command uses the share of the job. The program kubectl must be installed.
+    The new command uses the job's share. You need kubectl.
 
     \b
     $ tranche job exec train-x7k2p -- nvidia-smi
@@ -423,8 +421,8 @@ def _reached(job: KubeJob, state: str) -> str:
 def delete(settings: Settings, /, names: tuple[str, ...], namespace: str | None, kubeconfig: str | None) -> None:
     """Delete jobs with their pods and claims.
 
-    Running commands receive SIGTERM, and SIGKILL after 30 seconds. The command does not touch jobs that tranche submit
-    did not create. If one job cannot be deleted, the others still are, and the exit code is the first error's.
+    Running commands receive SIGTERM, and SIGKILL after 30 seconds. Only jobs that tranche submit created can be deleted.
+    If one job cannot be deleted, the command still deletes the others, and the exit code is the first error's.
     """
     mine = {name: found for name in names if (found := _own_job(name, namespace, kubeconfig)) is not None}
     for found in mine.values():

@@ -18,16 +18,16 @@ from tranche.cli.service_options import KUBECONFIG_OPTION
     metavar="NAME",
     envvar="POD_NAMESPACE",
     default="",
-    help="Namespace of the agents. Default: $POD_NAMESPACE, or tranche-system.",
+    help="Namespace in which the agents run. Default: $POD_NAMESPACE, or tranche-system.",
 )
 @click.option(
-    "--daemon-set", metavar="NAME", default="tranche-agent", show_default=True, help="DaemonSet of the agents."
+    "--daemon-set", metavar="NAME", default="tranche-agent", show_default=True, help="DaemonSet that runs the agents."
 )
 @click.option(
     "--without",
     type=click.Choice(("mig-manager", "feature-labels", "dra", "controller")),
     multiple=True,
-    help="Leave in place what this component wrote, because another program has taken over its job; repeatable.",
+    help="Keep what this component wrote, because another program has taken over its job; repeatable.",
 )
 @click.option(
     "--patience",
@@ -35,17 +35,17 @@ from tranche.cli.service_options import KUBECONFIG_OPTION
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="Maximum time to wait for the agents to end, in seconds.",
+    help="Maximum time to wait for the agents to exit, in seconds.",
 )
 def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tuple[str, ...], patience: float) -> None:
     """Remove the agents from a Kubernetes cluster.
 
-    The command deletes the agents' DaemonSet, then removes their labels, annotations and conditions from the nodes. It
-    keeps user settings, such as nvidia.com/mig.config. It does not change nodes with agents from another DaemonSet.
-    `helm uninstall` runs this command as a job.
+    The command deletes the agents' DaemonSet, then removes the agents' labels, annotations and conditions from the
+    nodes. It keeps your settings, such as nvidia.com/mig.config, and does not change nodes with agents from another
+    DaemonSet. `helm uninstall` runs this command in a job.
 
     Slices are kept, and running pods continue to use them. The command first lists the pods that hold claims, because
-    these pods cannot terminate without an agent. It deletes the claim templates that came from annotations, unless a
+    these pods cannot terminate without an agent. It deletes the claim templates that the controller created, unless a
     pod still needs them. It prints one line per node on stderr.
     """
     try:

@@ -50,7 +50,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "job": ("tranche.cli.job", "List, inspect and delete submitted jobs"),
     },
     "Cluster operations": {
-        "nodes": ("tranche.cli.nodes", "List the nodes of a Kubernetes cluster that have GPUs"),
+        "nodes": ("tranche.cli.nodes", "List the GPU nodes of a Kubernetes cluster"),
         "leave": ("tranche.cli.leave", "Remove the agents from a Kubernetes cluster"),
     },
     "Services": {

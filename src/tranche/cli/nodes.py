@@ -24,7 +24,7 @@ _GPU_COLUMNS = ("NODE", "GPU", "MODEL OR SHARE", "MEMORY", "STATE OR HOLDER")
 @kubeconfig_option
 @output_option()
 def command(kubeconfig: str | None, output: str) -> None:
-    """List the nodes of a Kubernetes cluster that have GPUs.
+    """List the GPU nodes of a Kubernetes cluster.
 
     MODE shows how a node offers its GPUs. LARGEST FREE is the largest share that a claim can get there now. OUT counts
     unavailable GPUs by reason.

@@ -58,7 +58,7 @@ def together(*options: Decorator) -> Decorator:
 kubeconfig_option = click.option(
     "--kubeconfig",
     metavar="FILE",
-    help="Kubeconfig file. Default: $KUBECONFIG, ~/.kube/config, or the service account of the pod.",
+    help="Kubeconfig file. Default: $KUBECONFIG, ~/.kube/config, or the pod's service account.",
 )
 
 

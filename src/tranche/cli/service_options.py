@@ -56,7 +56,7 @@ def cluster_options(whose: str) -> tuple[click.Option, click.Option]:
 KUBECONFIG_OPTION = click.Option(
     ["--kubeconfig"],
     metavar="FILE",
-    help="Kubeconfig file. Default: $KUBECONFIG, or the service account of the pod.",
+    help="Kubeconfig file. Default: $KUBECONFIG, or the pod's service account.",
 )
 HEALTH_OPTIONS = (
     click.Option(
@@ -65,7 +65,7 @@ HEALTH_OPTIONS = (
         envvar="POD_IP",
         default="127.0.0.1",
         show_default=True,
-        help="Address of /healthz and /readyz.",
+        help="Address on which to serve /healthz and /readyz.",
     ),
     port_option("--health-port", 9440, "Port for /healthz and /readyz"),
 )
@@ -75,7 +75,7 @@ LOG_OPTIONS = (
         type=click.Choice(["auto", "json", "text"]),
         default="auto",
         show_default=True,
-        help="Log format on stderr; auto means text on a terminal, otherwise JSON lines.",
+        help="Format of the log on stderr; auto means text on a terminal, otherwise JSON lines.",
     ),
     click.Option(["--verbose", "-v"], is_flag=True, help="Log more details."),
 )
@@ -84,7 +84,7 @@ TIER_OPTION = click.Option(
     type=click.Choice(["auto", "claims", "gates"]),
     default="auto",
     show_default=True,
-    help="Backend for shares on demand: claims or scheduling gates; auto uses what the cluster supports.",
+    help="Backend for shares on demand: claims or scheduling gates; auto chooses what the cluster supports.",
 )
 
 

@@ -27,14 +27,17 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 @click.command(cls=TrancheCommand)
 @request_options
-@click.option("--name", metavar="NAME", help="Name of the job. Default: a name made from the command.")
+@click.option("--name", metavar="NAME", help="Job name. Default: a name derived from the command.")
 @click.option("--image", metavar="IMAGE", envvar="TRANCHE_IMAGE", help="Container image. Default: $TRANCHE_IMAGE.")
 @target_options
 @click.option(
     "--node-selector", metavar="LABEL=VALUE", multiple=True, help="Use only nodes with this label; repeatable."
 )
 @click.option(
-    "--env", metavar="NAME=VALUE", multiple=True, help="Environment variable; NAME alone copies your value; repeatable."
+    "--env",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Set an environment variable; NAME alone copies your value; repeatable.",
 )
 @click.option(
     "--volume",
@@ -42,7 +45,7 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
     multiple=True,
     help="Mount SOURCE at PATH. SOURCE is a persistent volume claim or, if it begins with /, a folder on the node; repeatable.",
 )
-@click.option("--workdir", metavar="PATH", default="", help="Working directory of the command. Default: the image's.")
+@click.option("--workdir", metavar="PATH", default="", help="Working directory for the command. Default: the image's.")
 @click.option("--interactive", is_flag=True, help="Allocate a terminal and keep stdin open, for tranche job attach.")
 @click.option(
     "--parallelism",
@@ -63,7 +66,7 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
     "-o",
     "--output",
     type=click.Choice(["name", "yaml", "json"]),
-    help="Output format: name of the job, or its objects. Default: name, or yaml with --dry-run.",
+    help="Output: the job's name, or its objects as YAML or JSON. Default: name, or yaml with --dry-run.",
 )
 @click.argument("command_line", metavar="-- COMMAND [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -86,11 +89,11 @@ def command(
 ) -> None:
     """Run a command as a job on a Kubernetes cluster.
 
-    Each pod of the job runs on the smallest share that fits. The command creates a Job and a ResourceClaimTemplate. On
-    a cluster without claims, it creates only a Job, and the pods wait at a scheduling gate for a share. With --dry-run,
-    it only prints these objects, and kubectl can apply them.
+    Each pod of the job gets the smallest share that fits. The command creates a Job and a ResourceClaimTemplate. On
+    a cluster without claims, it creates only a Job, and the pods wait for a share at a scheduling gate. With --dry-run,
+    it only prints these objects, for kubectl apply.
 
-    A command that fails does not run again. Kubernetes replaces a pod that it evicts from a drained node.
+    A command that fails does not run again. If a node is drained or fails, Kubernetes replaces its pods.
 
     \b
     $ tranche submit --gpu-memory 4Gi --image registry/train:1 -- python train.py

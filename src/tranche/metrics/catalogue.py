@@ -80,21 +80,21 @@ _SLICE = ("gpu_uuid", "mig_uuid", "profile", "placement", *_POD)
 _LOST = "the GPU is lost"
 _NO_GAUGE = "the GPU is lost, or does not have this gauge"
 _NO_MIG = "the GPU is lost, or cannot be cut"
-_NO_MEMORY = "the slice does not exist yet, or the instance has no compute instance, through which its memory is read"
+_NO_MEMORY = "the slice does not exist yet, or the driver cannot read it because the instance has no compute instance"
 _GPM = "the GPU is older than Hopper (A100 and A30 do not measure slices), or this is an agent's first scrape"
 
-BUILD = MetricFamily("tranche_build_info", "Always 1; the label is the version of Tranche.", ("version",))
+BUILD = MetricFamily("tranche_build_info", "Always 1; the label is Tranche's version.", ("version",))
 DRIVER = MetricFamily(
     "tranche_driver_info",
-    "Always 1; the labels are the versions of NVIDIA's driver and of the newest CUDA that it supports.",
+    "Always 1; the labels are the version of NVIDIA's driver and the newest CUDA version that it supports.",
     ("driver_version", "cuda_version"),
     "the GPUs have not been read yet",
 )
 OBSERVATION_AGE = MetricFamily(
     "tranche_observation_age_seconds",
-    "Age of the values: what=slices for GPUs, slices and holders; what=readings for hardware gauges.",
+    "Age of the values: of GPUs, slices and holders with what=slices, of the GPUs' gauges with what=readings.",
     ("what",),
-    "they were never read",
+    "the values have never been read",
 )
 
 GPU_INFO = MetricFamily(
@@ -105,7 +105,7 @@ GPU_INFO = MetricFamily(
 )
 GPU_LOST = MetricFamily(
     "tranche_gpu_lost",
-    "1 for a GPU that the driver lists but cannot reach, else 0. The driver may no longer know its UUID.",
+    "1 if the driver lists the GPU but cannot reach it, else 0. The UUID can then be missing.",
     ("gpu_uuid", "gpu"),
 )
 GPU_STATE = MetricFamily(
@@ -115,38 +115,38 @@ GPU_STATE = MetricFamily(
     _LOST,
 )
 GPU_MIG = MetricFamily("tranche_gpu_mig_enabled", "1 in MIG mode, else 0.", _GPU, _NO_MIG)
-GPU_CHANGING = MetricFamily("tranche_gpu_changing", "1 while a layout re-cuts the GPU, else 0.", _GPU, _LOST)
+GPU_CHANGING = MetricFamily("tranche_gpu_changing", "1 while a layout is changing the GPU, else 0.", _GPU, _LOST)
 GPU_MEMORY_TOTAL = MetricFamily("tranche_gpu_memory_total_bytes", "The GPU's memory.", _GPU, _LOST)
 GPU_MEMORY_USED = MetricFamily(
     "tranche_gpu_memory_used_bytes",
-    "Memory in use on the whole GPU, including the driver's reserve; in MIG mode, the sum over its slices.",
+    "Memory in use on the whole GPU, including the memory that the driver reserves; in MIG mode, the sum over its slices.",
     _USE,
     _NO_GAUGE,
 )
 GPU_UTILIZATION = MetricFamily(
     "tranche_gpu_utilization_ratio",
-    "Fraction of time in which a kernel ran on an uncut GPU.",
+    "Fraction of the time in which a kernel ran on an uncut GPU.",
     _USE,
     "the GPU is lost, or in MIG mode, where the driver does not measure it",
 )
 GPU_SM_ACTIVE = MetricFamily(
     "tranche_gpu_sm_active_ratio",
-    "Activity of the multiprocessors of an uncut GPU since the last scrape.",
+    "Activity of an uncut GPU's multiprocessors since the last scrape.",
     _USE,
     f"the GPU is in MIG mode; {_GPM}",
 )
 GPU_POWER = MetricFamily(
     "tranche_gpu_power_watts", "Power draw of the whole GPU. The driver does not measure slices.", _GPU, _NO_GAUGE
 )
-GPU_POWER_LIMIT = MetricFamily("tranche_gpu_power_limit_watts", "Power limit of the GPU.", _GPU, _NO_GAUGE)
+GPU_POWER_LIMIT = MetricFamily("tranche_gpu_power_limit_watts", "The GPU's power limit.", _GPU, _NO_GAUGE)
 GPU_ENERGY = MetricFamily(
     "tranche_gpu_energy_joules",
-    "Energy that the whole GPU has used since its driver was loaded.",
+    "Energy that the whole GPU has used since the driver was loaded.",
     _GPU,
     _NO_GAUGE,
     kind=_COUNTER,
 )
-GPU_TEMPERATURE = MetricFamily("tranche_gpu_temperature_celsius", "Temperature of the GPU's die.", _GPU, _NO_GAUGE)
+GPU_TEMPERATURE = MetricFamily("tranche_gpu_temperature_celsius", "Temperature of the GPU chip.", _GPU, _NO_GAUGE)
 
 SHARED_FENCED = MetricFamily(
     "tranche_shared_device_fenced",
@@ -156,7 +156,7 @@ SHARED_FENCED = MetricFamily(
 )
 SHARES_UNLIMITED = MetricFamily(
     "tranche_shares_unlimited",
-    "Shares of a GPU or slice that lost their memory limit because it is no longer enforced or was exceeded.",
+    "Number of shares whose memory limit was exceeded or is no longer enforced.",
     ("gpu_uuid", "mig_uuid"),
     "the device has no shares with a memory limit",
 )
@@ -171,17 +171,17 @@ SLICE_COMPUTE = MetricFamily(
     "tranche_slice_compute_ratio",
     "The slice's fraction of its GPU's compute slices: 1/7 for a 1g. Multiply activity by it before you sum over slices.",
     _SLICE,
-    "the driver does not report how many the GPU has",
+    "the driver does not report how many compute slices the GPU has",
 )
 SLICE_PROCESSES = MetricFamily(
     "tranche_slice_processes",
-    "Processes that the driver lists in the slice. A slice held for long without a process may be wasted.",
+    "Number of processes that the driver lists in the slice. A slice held for hours without one is probably wasted.",
     _SLICE,
     "the slice does not exist yet",
 )
 SLICE_MEMORY_TOTAL = MetricFamily(
     "tranche_slice_memory_total_bytes",
-    "Memory of a GPU instance. Its compute instances share it, so it appears once and sums are right.",
+    "Memory of a GPU instance. Its compute instances share it, so it appears only once and sums are correct.",
     _SLICE,
     _NO_MEMORY,
 )
@@ -190,7 +190,7 @@ SLICE_MEMORY_USED = MetricFamily(
 )
 SLICE_GRAPHICS = MetricFamily(
     "tranche_slice_graphics_active_ratio",
-    "Fraction of time since the last scrape in which the GPU instance was active.",
+    "Fraction of the time since the last scrape in which the GPU instance was active.",
     _SLICE,
     _GPM,
 )
@@ -202,13 +202,13 @@ SLICE_SM = MetricFamily(
 )
 SLICE_OCCUPANCY = MetricFamily(
     "tranche_slice_sm_occupancy_ratio",
-    "Warps on the GPU instance's multiprocessors, as a fraction of the most possible.",
+    "Warps on the GPU instance's multiprocessors, as a fraction of the possible maximum.",
     _SLICE,
     _GPM,
 )
 SLICE_TENSOR = MetricFamily(
     "tranche_slice_tensor_active_ratio",
-    "Fraction of time in which the GPU instance's tensor cores were active.",
+    "Fraction of the time in which the GPU instance's tensor cores were active.",
     _SLICE,
     _GPM,
 )
@@ -223,22 +223,24 @@ HOLDER_START = MetricFamily(
     "tranche_holder_start_time_seconds",
     "When the current holder got the slice or GPU, in seconds since 1970; keeper is pod, process or claim.",
     (*_SLICE, "keeper"),
-    "it has no holder",
+    "the slice or GPU has no holder",
 )
-QUEUE = MetricFamily("tranche_queue_requests", "Requests of `tranche run` that are waiting on this machine.")
+QUEUE = MetricFamily(
+    "tranche_queue_requests", "Number of requests that wait in the queue of `tranche run` on this machine."
+)
 QUEUE_OLDEST = MetricFamily(
     "tranche_queue_oldest_wait_seconds", "How long the oldest request has waited.", absent="no request is waiting"
 )
 CHANGES = MetricFamily(
     "tranche_change_duration_seconds",
-    "Durations of completed changes to GPUs, by any process: kind is layout or request; outcome is done, undone (failed "
-    "and rolled back) or interrupted (its process died and another cleaned up).",
+    "How long completed changes to GPUs took. kind is layout or request. outcome is done, undone (the change failed and was "
+    "rolled back) or interrupted (the process died and another one cleaned up).",
     ("kind", "outcome"),
     kind=_HISTOGRAM,
 )
 NVML_ERRORS = MetricFamily(
     "tranche_nvml_errors",
-    "Errors that the driver returned to this process, by their names in nvml.h.",
+    "Number of errors that the driver returned to this process, by their names in nvml.h.",
     ("error",),
     "the driver returned no such error",
     kind=_COUNTER,
@@ -246,7 +248,7 @@ NVML_ERRORS = MetricFamily(
 
 XID_ERRORS = MetricFamily(
     "tranche_xid_errors",
-    "XID errors that the driver reported since the agent started.",
+    "Number of XIDs that the driver has reported since the agent started.",
     _GPU,
     kind=_COUNTER,
     agent=True,
@@ -260,16 +262,16 @@ XID_LAST = MetricFamily(
 )
 LAYOUT_STATE = MetricFamily(
     "tranche_layout_state",
-    "1 for the current state of the node's layout; the labels are nvidia.com/mig.config and .state, and the reason word.",
+    "1 for the current state of the node's layout. The labels are those of the node: layout, state, and the reason's word.",
     ("layout", "state", "reason"),
-    "the node's label asks for no layout",
+    "the node has no layout label",
     agent=True,
 )
 LAYOUT_MISMATCHED = MetricFamily(
     "tranche_layout_mismatched_gpus",
-    "GPUs whose slices differ from the node's layout.",
+    "Number of GPUs that do not match the node's layout.",
     ("layout",),
-    "the label asks for no layout, its layout cannot be read, or the MIG manager is off",
+    "the node has no layout label, the layout cannot be read, or the MIG manager is off",
     agent=True,
 )
 COMPONENT_READY = MetricFamily(

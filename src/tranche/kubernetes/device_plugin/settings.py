@@ -132,7 +132,7 @@ SETTINGS = (
     _option(
         "device-id-strategy",
         ValueKind.CHOICE,
-        "Identification of devices in containers: uuid or index.",
+        "Identifiers of devices in containers: uuid or index.",
         "flags.plugin.deviceIDStrategy",
         values=DeviceIdStrategy,
     ),
@@ -148,7 +148,7 @@ SETTINGS = (
     _option(
         "driver-root",
         ValueKind.TEXT,
-        "Root folder of the driver on the host.",
+        "Driver root folder on the host.",
         "flags.nvidiaDriverRoot",
         "NVIDIA_DRIVER_ROOT",
         alias="nvidia-driver-root",
@@ -193,7 +193,7 @@ SETTINGS = (
     _option(
         "shared-devices-allocation-policy",
         ValueKind.CHOICE,
-        "Placement of replicas of shared devices: on the least used device (distributed, spread) or the most used (packed).",
+        "Placement of replicas: on the least used device (distributed, spread) or the most used one (packed).",
         "flags.plugin.sharedDevicesAllocationPolicy",
         field="shared_policy",
         values=SharedPolicy,
