@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
@@ -48,6 +50,7 @@ _NEEDS = {
 _NEEDED = "needed"
 _CLUSTER_SECONDS = 1800
 """The limit of a test of a cluster, the making of the cluster included; pyproject.toml has that of all others."""
+_LAST_THREAD_SECONDS = 10.0
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -139,6 +142,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
     if item.get_closest_marker("prometheus") is not None and (reason := why_no_prometheus()):
         pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """No thread outlives its file's tests: a command would start in a new interpreter, ten times as slowly, instead of a fork."""
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        end = time.monotonic() + _LAST_THREAD_SECONDS
+        while (left := threading.enumerate()[1:]) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not left, f"threads outlive the tests of {item.path.name}: {', '.join(each.name for each in left)}"
+    return result
 
 
 @pytest.hookimpl(optionalhook=True)
