@@ -53,8 +53,8 @@ _pod_option = click.option("--pod", metavar="NAME", help="Pod of the job. Defaul
 def command() -> None:
     """List, inspect and delete the jobs that tranche submit created.
 
-    list, logs, wait and delete also serve your detached runs on this machine, those of tranche run --detach. They ask
-    the cluster if you have no detached run, or none of that name, or if you add -n, -A or --kubeconfig.
+    list, logs, wait and delete also work with your detached runs on this machine, from tranche run --detach. They use
+    the cluster if you have no detached run of that name, or if you add -n, -A or --kubeconfig.
 
     \b
     $ tranche job list
@@ -151,8 +151,8 @@ def _job_row(job: KubeJob, now: datetime) -> tuple[object, ...]:
 def describe_(name: str, namespace: str | None, kubeconfig: str | None, output: str) -> None:
     """Show a job, its pods and why they wait.
 
-    The output lists the share of each pod, and explains why the first waiting pod waits. For other pods, use tranche
-    explain with pod/NAME.
+    The output lists each pod's share, and explains why the first waiting pod waits. For another pod, use tranche
+    explain pod/NAME.
     """
 
     async def ask(api: ApiConnection, where: str) -> JobSummary:
@@ -239,8 +239,8 @@ def logs(
 ) -> None:
     """Print the logs of a job.
 
-    If the job has several pods, each line begins with the name of its pod. With --follow, the command also waits for
-    pods that have not started. If a container did not start or was killed, stderr gives the kubelet's reason.
+    If the job has several pods, each line begins with its pod's name. With --follow, the command also waits for pods
+    that have not started. If a container did not start or was killed, stderr shows the kubelet's reason.
     """
 
     if (found := _own_job(name, namespace, kubeconfig, pod)) is not None:
@@ -285,7 +285,7 @@ def logs(
 def attach(name: str, namespace: str | None, kubeconfig: str | None, pod: str | None) -> None:
     """Attach the terminal to the command of a running job.
 
-    The command reads input only if the job was submitted with --interactive. The program kubectl must be installed.
+    The command reads input only if you submitted the job with --interactive. The program kubectl must be installed.
     """
     _hand_to_kubectl("attach", name, pod, namespace, kubeconfig)
 
@@ -300,7 +300,7 @@ def execute(
 ) -> None:
     """Run another command in the container of a running job.
 
-    The command uses the share of the job. The program kubectl must be installed.
+    The command uses the job's share. The program kubectl must be installed.
 
     \b
     $ tranche job exec train-x7k2p -- nvidia-smi
@@ -359,8 +359,8 @@ def _hand_to_kubectl(
 def wait(name: str, namespace: str | None, kubeconfig: str | None, state: str, timeout: float | None) -> None:
     """Wait until a job has completed or is running.
 
-    The exit code is 48 if the job fails or is deleted, and 70 after the timeout. For a finished detached run,
-    it is the command's exit code.
+    The exit code is 48 if the job fails or is deleted, and 70 after the timeout. For a finished detached run, it is the
+    command's exit code.
     """
     if (found := _own_job(name, namespace, kubeconfig)) is not None:
         from tranche.cli import detached
@@ -410,8 +410,9 @@ def _reached(job: KubeJob, state: str) -> str:
 def delete(settings: Settings, /, names: tuple[str, ...], namespace: str | None, kubeconfig: str | None) -> None:
     """Delete jobs with their pods and claims.
 
-    Running commands receive SIGTERM, and SIGKILL after 30 seconds. The command does not touch jobs that tranche submit
-    did not create. If one job cannot be deleted, the others still are, and the exit code is the first error's.
+    Running commands receive SIGTERM, and SIGKILL after 30 seconds. On a cluster, the command deletes only jobs from
+    tranche submit. If one job cannot be deleted, the command still deletes the others, and exits with the first error's
+    exit code.
     """
     mine = {name: found for name in names if (found := _own_job(name, namespace, kubeconfig)) is not None}
     for found in mine.values():
