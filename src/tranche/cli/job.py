@@ -410,9 +410,9 @@ def _reached(job: KubeJob, state: str) -> str:
 def delete(settings: Settings, /, names: tuple[str, ...], namespace: str | None, kubeconfig: str | None) -> None:
     """Delete jobs with their pods and claims.
 
-    Running commands receive SIGTERM, and SIGKILL after 30 seconds. On a cluster, the command deletes only jobs from
-    tranche submit. If one job cannot be deleted, the command still deletes the others, and exits with the first error's
-    exit code.
+    Running commands receive SIGTERM, and SIGKILL after 30 seconds. The command does not delete jobs that tranche submit
+    did not create. If one job cannot be deleted, it still deletes the others, and exits with the first error's exit
+    code.
     """
     mine = {name: found for name in names if (found := _own_job(name, namespace, kubeconfig)) is not None}
     for found in mine.values():

@@ -184,7 +184,7 @@ def list_(settings: Settings, /, output: str) -> None:
     help="Group; its limits apply to all members together; repeatable.",
 )
 @click.option(
-    "--gpus", metavar="N", help="Maximum number of GPUs at once, such as 1.5. A slice counts as its part of a GPU."
+    "--gpus", metavar="N", help="Maximum number of GPUs at once, such as 1.5. A slice counts as its fraction of a GPU."
 )
 @click.option("--gpu-memory", metavar="SIZE", help="Maximum GPU memory at once, such as 40G.")
 @click.option(
@@ -264,9 +264,9 @@ def quota(
 def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...], weight: str | None, off: bool) -> None:
     """Serve users with the least GPU time first.
 
-    The user with the least GPU time relative to their weight goes first. A slice counts as its part of a GPU, and past
-    usage decays with a half-life of seven days. Running commands continue, and count for the time used so far. Users
-    with equal usage go in order of arrival.
+    The user with the least GPU time relative to their weight goes first. A slice counts as its fraction of a GPU, and
+    past usage decays with a half-life of seven days. Running commands continue, and count for the time used so far.
+    Users with equal usage go in order of arrival.
 
     A weighted group competes as one user, and its members share what it gets. A user in several weighted groups counts
     towards the first of them in alphabetical order.

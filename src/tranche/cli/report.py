@@ -41,9 +41,9 @@ _HOUR_SECONDS = 3600.0
 def command(settings: Settings, /, days: int | None, month: str | None, by: str, output: str) -> None:
     """Report the GPU time of users.
 
-    In GPU-HOURS, a slice or a part counts as its part of a GPU. SHARE-HOURS is the total time that shares were held,
-    and SHARES is their number, including running ones. Days are in UTC, and a user's group is the primary group. Pods
-    are not included.
+    In GPU-HOURS, a slice or a part counts as its fraction of a GPU. SHARE-HOURS is the total time that shares were
+    held, and SHARES is their number, including running ones. Days are in UTC, and a user's group is the primary group.
+    Pods are not included.
 
     \b
     $ tranche report
