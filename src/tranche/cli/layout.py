@@ -158,7 +158,7 @@ def apply(
 def restore(settings: Settings, /, checkpoint_file: str | None, **options: Any) -> None:
     """Restore the MIG modes and instances from a checkpoint.
 
-    Instances with the recorded placement remain. Tranche destroys and creates others as tranche layout apply does.
+    Instances with the recorded placement remain. The command destroys and creates others, like tranche layout apply.
     """
     path, how = required_checkpoint_file(checkpoint_file), _ChangeOptions(**options)
     environment: dict[str, object] = {
