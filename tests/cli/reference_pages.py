@@ -64,7 +64,7 @@ def commands_part() -> str:
     most = {row.split(" | ")[0]: row for row, count in reversed(uses.most_common()) if count >= SHARED_BY}
     shared = set(most.values())
     lines = [
-        "These options mean the same wherever a command lists them under *Also*:",
+        "These options have the same meaning for every command that lists them under *Also*:",
         "",
         *_OPTION_HEAD,
         *sorted(shared, key=lambda row: row.lstrip("| `-").lower()),

@@ -156,13 +156,13 @@ def test_the_figures_contain_what_the_batches_took_beside_their_jobs() -> None:
 def test_a_ratio_far_from_theory_is_called_so(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     print_result(result_of(slice_granted=1.0), "p4d.24xlarge", simulated=True)
     printed = capsys.readouterr().out
-    assert "12% below theory" in printed
+    assert "12% below the ratio without overhead" in printed
     golden("demo_result.txt", printed)
     near = result_of(slice_granted=0.0)
     print_result(near, "machine", simulated=False)
     printed = capsys.readouterr().out
     assert near.ratio / near.ideal_ratio == pytest.approx(0.926, abs=0.001)
-    assert "theory" not in printed
+    assert "The measured ratio" not in printed
     assert "The jobs only sleep" in printed
 
 

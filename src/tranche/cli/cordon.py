@@ -17,13 +17,13 @@ from tranche.node.host import Host
 
 @click.command(cls=TrancheCommand)
 @click.argument("gpus", metavar="GPU...", nargs=-1, required=True)
-@click.option("--reason", default="", metavar="TEXT", help="Reason to show to users who wait because of the cordon.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason shown to users who wait because of the cordon.")
 @click.pass_obj
 def cordon(settings: Settings, /, gpus: tuple[str, ...], reason: str) -> None:
     """Stop allocating GPUs to new requests.
 
-    GPU is an index or a UUID. Running shares are not affected, and layouts can still be applied. The cordon survives
-    reboots and ends with `tranche uncordon`. Users who wait because of it see who set it and why.
+    GPU is an index or a UUID. The cordon does not affect running shares or layouts. It survives reboots and ends with
+    `tranche uncordon`. Users who wait because of it see who set it and why.
 
     \b
     $ tranche cordon 3 --reason 'fan replacement tonight'
@@ -40,7 +40,7 @@ def cordon(settings: Settings, /, gpus: tuple[str, ...], reason: str) -> None:
 @click.argument("gpus", metavar="GPU...", nargs=-1, required=True)
 @click.pass_obj
 def uncordon(settings: Settings, /, gpus: tuple[str, ...]) -> None:
-    """Allocate cordoned GPUs to requests again.
+    """Make cordoned GPUs available again.
 
     GPU is an index or a UUID.
 

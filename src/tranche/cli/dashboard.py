@@ -31,9 +31,10 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
     """Serve a live page of this machine until Ctrl-C.
 
     The page shows GPUs, slices, shares, the queue and events. The server listens only on 127.0.0.1 and requires the
-    token in the address that it prints. The server keeps the token in a file that only you can read. With --act, the
-    server uses a second token. Anyone who has it can act with your permissions; the page shows each plan first. From
-    another machine, use a tunnel: ssh -L 8899:127.0.0.1:8899 MACHINE.
+    token in the address that it prints. It keeps the token in a file that only you can read. With --act, it uses a
+    second token; anyone with that token can act with your permissions. The page shows each plan first.
+
+    To open the page from another machine, use a tunnel: ssh -L 8899:127.0.0.1:8899 MACHINE.
     """
     try:
         from tranche.dashboard.app import MachineContext, serve_dashboard

@@ -40,7 +40,7 @@ _REAL_SPEED = 1.0
 
 @click.command(cls=TrancheCommand)
 @click.option(
-    "--real", is_flag=True, help="Use the GPUs on this machine. They must be idle and uncut. The jobs only sleep."
+    "--real", is_flag=True, help="Use the GPUs on this machine, which must be idle and uncut. The jobs only sleep."
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation. Only --real asks.")
 @click.option(
@@ -61,8 +61,7 @@ def command(
     """Compare whole GPUs with slices, on a simulated machine.
 
     The demo runs the same jobs on whole GPUs and on slices, then serves mixed requests on demand. Without --real, it
-    creates a simulated p4d.24xlarge and removes it afterwards. It needs no GPU and changes nothing else. The results go
-    to stdout.
+    creates a simulated p4d.24xlarge, removes it afterwards, and changes nothing else. The results go to stdout.
     """
     if picture is not None:
         _check_writable(picture)
@@ -196,7 +195,7 @@ def print_result(result: DemoResult, machine: str, simulated: bool) -> None:
         ],
     )
     show()
-    show(f"{result.ratio:.2f} times faster in slices; the jobs' own times alone give {result.ideal_ratio:.2f}")
+    show(f"{result.ratio:.2f} times as fast in slices; without overhead, {result.ideal_ratio:.2f}")
     show()
     for line in _overheads(result, machine, simulated).split("\n"):
         show(line)
@@ -257,24 +256,25 @@ def _overheads(result: DemoResult, machine: str, simulated: bool) -> str:
     """What the measured times contain beside the jobs, and how far that is from theory."""
     speed, slices, count = result.speed, result.slices, len(result.slices.records)
     text = f"""\
-Contained in the {slices.seconds:.1f} s: cutting the GPUs {slices.cutting:.1f} s ({result.cut_steps} steps: MIG mode on, resets,
-{count} instances), then granting {count} shares {slices.granting:.1f} s.
+The {slices.seconds:.1f} s include {slices.cutting:.1f} s to cut the GPUs ({result.cut_steps} steps: MIG mode on, resets,
+{count} instances) and {slices.granting:.1f} s to grant {count} shares.
 """
     if simulated:
         text += f"""\
-All times are of a clock {speed:g} times as fast as a wall clock, on a simulated {machine}.
-Jobs and GPU operations take 1/{speed:g} of their time on hardware; Tranche's own work takes its full time,
-so each second of it counts {speed:g} times here. Counted once outside the cutting, the ratio is {result.ratio_at_full_time:.2f}.
+All times are from a clock {speed:g} times as fast as a wall clock, on a simulated {machine}.
+Jobs and GPU operations take 1/{speed:g} of their time on hardware. Tranche's own work takes its full time, so each
+second of it counts {speed:g} times here. With that work outside the cutting counted once, the
+ratio is {result.ratio_at_full_time:.2f}.
 """
     else:
         text += f"""\
-The jobs only sleep, 1/{speed:g} of what they stand for. Cutting is real: on this clock it counts {speed:g} times.
+The jobs only sleep, for 1/{speed:g} of their nominal time. Cutting is real, so it counts {speed:g} times on this clock.
 """
     off = result.ratio / result.ideal_ratio - 1
     if abs(off) > _FAR_FROM_THEORY:
         text += f"""\
-The measured ratio is {abs(off):.0%} {"above" if off > 0 else "below"} theory: beyond the jobs' own times the batch in slices took
-{slices.overhead:.1f} s, the batch on whole GPUs {result.whole.overhead:.1f} s.
+The measured ratio is {abs(off):.0%} {"above" if off > 0 else "below"} the ratio without overhead. The overhead was
+{slices.overhead:.1f} s in slices and {result.whole.overhead:.1f} s on whole GPUs.
 """
     return text
 
@@ -296,6 +296,6 @@ def _mixed_summary(result: DemoResult) -> str:
     created = sum(record.created for record in result.mixed)
     destroyed = sum(record.destroyed for record in result.mixed)
     return (
-        f"{len(result.mixed)} requests: {reused} reused an idle instance, {created} got a new one; "
+        f"{len(result.mixed)} requests: {reused} reused an idle instance and {created} got a new one; "
         f"{destroyed} idle instances were destroyed to make room"
     )

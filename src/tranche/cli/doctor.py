@@ -73,11 +73,11 @@ _SERVICE_SECONDS = 5.0
 def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output: str) -> None:
     """Check this machine or a cluster for problems.
 
-    The checks cover the driver, MIG, permissions, the state folder and the ledger, and compare the catalogue with the
-    driver. With --cluster, they cover agents, nodes, layouts, resources, permissions and policies, as far as your account
-    can read them.
+    The command checks the driver, MIG, permissions, the state folder and the ledger, and compares the catalogue with
+    the driver. With --cluster, it checks agents, nodes, layouts, resources, permissions and policies, as far as your
+    account can read them.
 
-    The command changes nothing. The exit code is 1 if a check fails, and 0 otherwise. Warnings do not count.
+    It changes nothing. The exit code is 1 if a check fails, and 0 otherwise. Warnings do not count.
     """
     refuse_kubeconfig_alone(kubeconfig, cluster)
     if cluster:

@@ -76,12 +76,12 @@ def command(
     The answer shows whether the request would start now. If not, it shows the obstacle on each GPU and what would help,
     cheapest first.
 
-    ID selects a waiting request at its place in the queue, and NAME selects your detached run. With pod/NAME, it
-    selects a pod in a Kubernetes cluster. The answer then lists the nodes that cannot run the pod, with reasons.
+    ID names a waiting request, NAME one of your detached runs, and pod/NAME a pod in a Kubernetes cluster. For a pod,
+    the answer lists the nodes that cannot run it, with reasons.
 
     The command does not join the queue or change a GPU. Like every command, it undoes and reports changes that a killed
     command left unfinished. The exit code is 0 if the request would start or wait. If this machine can never serve the
-    request, the exit code is the error's.
+    request, the exit code is that of the error.
 
     \b
     $ tranche explain --gpu-memory 30Gi

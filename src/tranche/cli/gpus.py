@@ -45,13 +45,12 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     """List GPUs, their slices and their holders.
 
     Each slice appears below its GPU, with the index of its MIG device. The column MIG shows who created the slice:
-    `tranche` or `foreign`. Without permission to read the ledger, the list contains only the hardware.
+    `tranche` or `foreign`. Without permission to read the ledger, the list shows only the hardware.
 
-    With -o svg, the output is a picture for tickets and reports. It shows slices in the order of their placement, with
-    their holders.
+    With -o svg, the output is a picture for tickets and reports, with slices in the order of their placement.
 
-    With --cluster, the list contains the GPUs that nodes offer to claims and the shares that pods hold, as far as your
-    account can read them. For device plugins, Kubernetes knows only the number of devices: see tranche nodes.
+    With --cluster, the list shows the GPUs that nodes offer to claims and the shares that pods hold, as far as your
+    account can read them. It does not show the GPUs of device plugins; tranche nodes counts them.
     """
     refuse_kubeconfig_alone(kubeconfig, cluster)
     if cluster and output == "svg":

@@ -53,8 +53,8 @@ _pod_option = click.option("--pod", metavar="NAME", help="Pod to use. Default: t
 def command() -> None:
     """List, inspect and delete the jobs that tranche submit created.
 
-    list, logs, wait and delete also work for your detached runs on this machine, which tranche run --detach started.
-    They ask the cluster if no detached run matches, or if you add -n, -A or --kubeconfig.
+    list, logs, wait and delete also work with your detached runs on this machine, from tranche run --detach. They use
+    the cluster if you have no detached run of that name, or if you add -n, -A or --kubeconfig.
 
     \b
     $ tranche job list
@@ -161,8 +161,8 @@ def _job_row(job: KubeJob, now: datetime) -> tuple[object, ...]:
 def describe_(name: str, namespace: str | None, kubeconfig: str | None, output: str) -> None:
     """Show a job, its pods and why they wait.
 
-    The output lists each pod's share, and explains why the first waiting pod waits. For other pods, use tranche explain
-    pod/NAME.
+    The output lists each pod's share, and explains why the first waiting pod waits. For another pod, use tranche
+    explain pod/NAME.
     """
 
     _refuse_own("describe", name, namespace, kubeconfig)
@@ -249,8 +249,8 @@ def logs(
 ) -> None:
     """Print a job's logs.
 
-    If the job has several pods, each line begins with its pod's name. With --follow, the command also waits for
-    pods that have not started. If a container did not start or was killed, stderr gives the kubelet's reason.
+    If the job has several pods, each line begins with its pod's name. With --follow, the command also waits for pods
+    that have not started. If a container did not start or was killed, stderr shows the kubelet's reason.
     """
 
     if (found := _own_job(name, namespace, kubeconfig, pod)) is not None:
@@ -295,7 +295,7 @@ def logs(
 def attach(name: str, namespace: str | None, kubeconfig: str | None, pod: str | None) -> None:
     """Attach the terminal to a running job's command.
 
-    The job's command reads input only if you submitted it with --interactive. You need kubectl.
+    The command reads input only if you submitted the job with --interactive. The program kubectl must be installed.
     """
     _hand_to_kubectl("attach", name, pod, namespace, kubeconfig)
 
@@ -310,7 +310,7 @@ def execute(
 ) -> None:
     """Run another command in a running job's container.
 
-    The new command uses the job's share. You need kubectl.
+    The command uses the job's share. The program kubectl must be installed.
 
     \b
     $ tranche job exec train-x7k2p -- nvidia-smi
@@ -370,8 +370,8 @@ def _hand_to_kubectl(
 def wait(name: str, namespace: str | None, kubeconfig: str | None, state: str, timeout: float | None) -> None:
     """Wait until a job has completed or is running.
 
-    The exit code is 48 if the job fails or is deleted, and 70 after the timeout. For a finished detached run,
-    it is the command's exit code.
+    The exit code is 48 if the job fails or is deleted, and 70 after the timeout. For a finished detached run, it is the
+    command's exit code.
     """
     if (found := _own_job(name, namespace, kubeconfig)) is not None:
         from tranche.cli import detached
@@ -421,8 +421,9 @@ def _reached(job: KubeJob, state: str) -> str:
 def delete(settings: Settings, /, names: tuple[str, ...], namespace: str | None, kubeconfig: str | None) -> None:
     """Delete jobs with their pods and claims.
 
-    Running commands receive SIGTERM, and SIGKILL after 30 seconds. Only jobs that tranche submit created can be deleted.
-    If one job cannot be deleted, the command still deletes the others, and the exit code is the first error's.
+    Running commands receive SIGTERM, and SIGKILL after 30 seconds. The command does not delete jobs that tranche submit
+    did not create. If one job cannot be deleted, it still deletes the others, and exits with the first error's exit
+    code.
     """
     mine = {name: found for name in names if (found := _own_job(name, namespace, kubeconfig)) is not None}
     for found in mine.values():

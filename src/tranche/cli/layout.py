@@ -93,7 +93,7 @@ def plan(
     """Print the steps to a layout and change nothing.
 
     With -o json, the output is a plan for `tranche layout apply --plan`. Tranche refuses to apply it if the GPUs have
-    changed in the meantime.
+    changed since.
     """
     layout = _layout_of_file(config_file, selected_config)
     with open_host(settings, reading=True) as host:
@@ -112,12 +112,12 @@ def apply(
 ) -> None:
     """Apply a layout to the GPUs.
 
-    The change touches as few instances as possible: correct instances are kept, with their UUIDs. It destroys idle
-    instances that are not in the layout, even if another tool made them. It resets a GPU only if a change of MIG mode
-    needs a reset.
+    The command changes as few instances as possible: correct instances remain, with their UUIDs. It destroys idle
+    instances that are not in the layout, even if another tool created them. It resets a GPU only if a change of MIG
+    mode needs a reset.
 
-    Tranche never changes an instance in use. If one blocks the layout, the command changes nothing and names the users.
-    If a step fails, it undoes the change.
+    Tranche never changes an instance in use. If one blocks the layout, the command changes nothing and names its users.
+    If a step fails, the command undoes the change.
     """
     how = _ChangeOptions(**options)
     environment: dict[str, object] = {
@@ -158,7 +158,7 @@ def apply(
 def restore(settings: Settings, /, checkpoint_file: str | None, **options: Any) -> None:
     """Restore the MIG modes and instances from a checkpoint.
 
-    Instances that are already in their recorded place are kept. Tranche destroys and creates the others, as apply does.
+    Instances with the recorded placement remain. The command destroys and creates others, like tranche layout apply.
     """
     path, how = required_checkpoint_file(checkpoint_file), _ChangeOptions(**options)
     environment: dict[str, object] = {

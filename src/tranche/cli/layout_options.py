@@ -60,7 +60,9 @@ change_options = together(
     click.option("-d", "--debug", is_flag=True, envvar="MIG_PARTED_DEBUG", help="Print the output of hooks on stderr."),
     mode_only_option,
     skip_reset_option,
-    click.option("--wait", is_flag=True, help="Wait while something in use blocks the change. Default: fail at once."),
+    click.option(
+        "--wait", is_flag=True, help="Wait while something in use blocks the change. Default: fail immediately."
+    ),
     click.option("--timeout", type=DurationType(), metavar="TIME", help=f"{TIMEOUT_HELP} Needs --wait."),
     click.option("--dry-run", is_flag=True, help="Print the plan and change nothing."),
 )

@@ -42,10 +42,10 @@ _GPU_OPTION = click.option(
 
 @click.group("policy", cls=TrancheGroup)
 def command() -> None:
-    """Set and list the sharing policies of GPUs, quotas, the order of the queue, and what happens to idle shares.
+    """Set and list sharing policies, quotas, the order of the queue, and the policy for idle shares.
 
-    A policy applies to one GPU, or to all GPUs without their own policy. The ledger stores it, and every decision
-    follows it. The help of `tranche policy set` explains the policies.
+    A sharing policy applies to one GPU, or to all GPUs without their own policy. The help of `tranche policy set`
+    explains the policies.
 
     \b
     $ tranche policy set --gpu 3 sharing=mig
@@ -68,13 +68,13 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
 
     POLICY is auto, mig, shared or off. With auto, the default, Tranche shares a GPU in any way that a request needs.
     With mig, it gives only slices, each to one holder. With shared, it gives only parts of an uncut GPU. With off, it
-    shares nothing. Every policy allows requests for whole GPUs, and existing shares are kept.
+    does not share the GPU. Every policy allows requests for whole GPUs, and does not affect existing shares.
 
-    LENGTH is default, short, medium or long. It sets how long a share's turn lasts on an uncut GPU with time-slicing.
+    LENGTH is default, short, medium or long. It sets the length of a share's turn on an uncut GPU with time-slicing.
     Tranche sets it for the first share and resets it after the last one.
 
-    A file of kind SharingPolicy replaces all sharing policies. Its field sharing is the policy of all GPUs that
-    the file does not list. Each entry of its gpus list has two fields: gpu (an index or a UUID) and sharing.
+    A file of kind SharingPolicy replaces all sharing policies. Its field sharing sets the policy of all GPUs that are
+    not in its list gpus. Each entry of gpus has two fields: gpu (an index or a UUID) and sharing.
 
     \b
     $ tranche policy set --gpu 0 --gpu 3 sharing=shared
@@ -121,8 +121,8 @@ def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
 def list_(settings: Settings, /, output: str) -> None:
     """List the policy of each GPU, and the quotas and weights of users and groups.
 
-    SET FOR shows where the policy was set: gpu, all, or nothing for the default. For a user with a quota, - means that
-    the limit for all users applies, if there is one.
+    SET FOR shows where the policy was set: gpu, all, or nothing for the default. In a user's quota, - means that the
+    limit for all users applies, if any.
 
     \b
     $ tranche policy list
@@ -181,21 +181,29 @@ def list_(settings: Settings, /, output: str) -> None:
     multiple=True,
     help="User, by name or uid; repeatable. Default: all users, except root.",
 )
-@click.option("--group", "groups", metavar="GROUP", multiple=True, help="Group, for all members together; repeatable.")
 @click.option(
-    "--gpus", metavar="N", help="Maximum number of GPUs at once, such as 1.5. A slice counts as its part of a GPU."
+    "--group",
+    "groups",
+    metavar="GROUP",
+    multiple=True,
+    help="Group; its limits apply to all members together; repeatable.",
+)
+@click.option(
+    "--gpus", metavar="N", help="Maximum number of GPUs at once, such as 1.5. A slice counts as its fraction of a GPU."
 )
 @click.option("--gpu-memory", metavar="SIZE", help="Maximum GPU memory at once, such as 40G.")
 @click.option(
-    "--shares", metavar="N", help="Maximum number of shares at once. A request for several GPUs gets several."
+    "--shares", metavar="N", help="Maximum number of shares at once. A request for several GPUs gets several shares."
 )
 @click.option(
     "--time",
     metavar="TIME",
-    help="Longest time limit of a command, such as 8h. Commands without --time get this limit.",
+    help="Maximum time limit of a command, such as 8h. Commands without --time get this limit.",
 )
 @click.option("--gpu-hours", metavar="N", help="Maximum GPU-hours over seven UTC days: today and the six before.")
-@click.option("--remove", is_flag=True, help="Remove the limits of the user or group, or the limits set for all users.")
+@click.option(
+    "--remove", is_flag=True, help="Remove the limits of the named users or groups. Default: the limits for all users."
+)
 @click.pass_obj
 def quota(
     settings: Settings,
@@ -209,12 +217,14 @@ def quota(
     gpu_hours: str | None,
     remove: bool,
 ) -> None:
-    """Set how much one user, or a group, may hold at once.
+    """Limit how much a user or a group can hold.
 
-    The limits that you name replace earlier ones; other limits do not change. A user's own limit overrides the limit
-    for all users. A group's limit applies to the combined usage of its members, in addition to their own. Quotas apply
-    to commands on the machine, not to pods. A request that would exceed a quota waits, and all later requests can pass
-    it, including the user's own. Existing shares are kept.
+    Limits that you do not name remain unchanged. A user's own limit overrides the limit for all users. A group's limit
+    applies to the combined usage of its members, in addition to their own limits. Quotas apply to commands on the
+    machine, not to pods.
+
+    A request that would exceed a quota waits. Later requests can pass it, even those of the same user. A new quota does
+    not affect existing shares.
 
     \b
     $ tranche policy quota --gpus 2 --shares 8
@@ -253,19 +263,18 @@ def quota(
 @click.option(
     "--off",
     is_flag=True,
-    help="Serve in order of arrival, without weights; with --user or --group, remove only their weights.",
+    help="Return to order of arrival and remove all weights; with --user or --group, remove only their weights.",
 )
 @click.pass_obj
 def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...], weight: str | None, off: bool) -> None:
-    """Serve the users who have used the least first.
+    """Serve users with the least GPU time first.
 
-    The request of the user with the least GPU time for their weight goes first. A slice counts as its part of a GPU,
-    and past usage decays with a half-life of seven days. A running command counts for the time that it has used so
-    far, and it continues.
+    The user with the least GPU time relative to their weight goes first. A slice counts as its fraction of a GPU, and
+    past usage decays with a half-life of seven days. Running commands continue, and count for the time used so far.
     Users with equal usage go in order of arrival.
 
-    A weighted group competes as if it were one user, and its members share what it gets. A user in several weighted
-    groups counts towards the first of them in alphabetical order.
+    A weighted group competes as one user, and its members share what it gets. A user in several weighted groups counts
+    towards the first of them in alphabetical order.
 
     \b
     $ tranche policy fair
@@ -295,15 +304,19 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
 
 
 @command.command("idle", cls=TrancheCommand)
-@click.option("--after", metavar="TIME", help="Time without work after which a share counts as idle, at least 10m. Default: 30m.")
-@click.option("--end", is_flag=True, help="End an idle hold then. A warning comes 5 minutes before.")
-@click.option("--off", is_flag=True, help="Return to the default: idle after 30m, and Tranche ends nothing.")
+@click.option(
+    "--after",
+    metavar="TIME",
+    help="Time without work after which a share counts as idle, at least 10m. Default: 30m.",
+)
+@click.option("--end", is_flag=True, help="End idle holds, with a warning 5 minutes before.")
+@click.option("--off", is_flag=True, help="Restore the default: shares are idle after 30m, and Tranche ends no holds.")
 @click.pass_obj
 def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None:
-    """Set when a share counts as idle, and whether Tranche then ends a hold.
+    """Set when a share counts as idle, and whether Tranche ends idle holds.
 
-    `tranche ps` shows idle shares, and `tranche explain` those that are in the way of a request. With --end, Tranche
-    ends the hold with its programs, as at a time limit. It never ends a command of `tranche run` because it is idle.
+    `tranche ps` shows idle shares, and `tranche explain` shows those that block a request. With --end, Tranche ends an
+    idle hold and its programs, as at a time limit. It never ends a command of `tranche run` for being idle.
 
     \b
     $ tranche policy idle --after 45m

@@ -34,8 +34,8 @@ from tranche.documents import describe
 def command(settings: Settings, /, board: str | None, gpu: str | None, boards: bool, output: str) -> None:
     """List the MIG profiles of GPUs and boards.
 
-    Without options, the list contains the profiles of this machine's GPUs. FREE is the number of instances that still
-    fit on the GPU next to the existing ones, busy or idle. PLACEMENTS has the form {starts}:size, in memory slices.
+    Without options, the list contains the profiles of this machine's GPUs. FREE is the number of instances that fit
+    next to the existing ones, busy or idle. PLACEMENTS has the form {starts}:size, in memory slices.
 
     \b
     $ tranche profiles --gpu 0

@@ -25,23 +25,25 @@ _HOUR_SECONDS = 3600.0
 
 
 @click.command(cls=TrancheCommand)
-@click.option("--days", metavar="N", type=click.IntRange(1, 3660), help="Days to report, today included. Default: 30.")
-@click.option("--month", metavar="YYYY-MM", help="One month instead.")
+@click.option(
+    "--days", metavar="N", type=click.IntRange(1, 3660), help="Number of days to report, including today. Default: 30."
+)
+@click.option("--month", metavar="YYYY-MM", help="Month to report, instead of --days.")
 @click.option(
     "--by",
     type=click.Choice(["user", "group", "day"]),
     default="user",
     show_default=True,
-    help="One row for each user, group or day.",
+    help="Grouping of rows: by user, group or day.",
 )
 @output_option("table", "json", "csv")
 @click.pass_obj
 def command(settings: Settings, /, days: int | None, month: str | None, by: str, output: str) -> None:
-    """Report how much GPU time users have used.
+    """Report the GPU time of users.
 
-    GPU-HOURS counts a slice or a part as its part of a GPU. SHARE-HOURS is how long shares were held, and SHARES is how
-    many have ended or are still running. Days are in UTC. A user's group is the primary group. Pods' shares do not
-    count.
+    In GPU-HOURS, a slice or a part counts as its fraction of a GPU. SHARE-HOURS is the total time that shares were
+    held, and SHARES is their number, including running ones. Days are in UTC, and a user's group is the primary group.
+    Pods are not included.
 
     \b
     $ tranche report

@@ -48,7 +48,9 @@ run_options = together(
 
 @click.command(cls=TrancheCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @run_options
-@click.option("--detach", is_flag=True, help="Return when the request is accepted; the command survives a logout.")
+@click.option(
+    "--detach", is_flag=True, help="Return when the request is accepted. The command continues after you log out."
+)
 @click.option("--name", metavar="NAME", help="Name of a detached run. Default: a name made from the command.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_obj
@@ -58,14 +60,14 @@ def command(
     """Run a command on a share of a GPU.
 
     Request the share with one of --gpus, --gpu, --gpu-memory and --mig-profile. If nothing fits, the request waits in
-    the queue. The command sees only its share, through CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES. Tranche
-    releases the share when the command ends, and exits with the command's exit code.
+    the queue. The command sees only its share, through CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES. When the
+    command ends, Tranche releases the share and exits with the command's exit code.
 
-    With --time, Tranche warns 10 minutes and 1 minute before the limit. At the limit it sends SIGTERM to the command
-    and its child processes, and SIGKILL 30 seconds later. A command with a time limit can start before others that have
-    waited longer, if it ends before the first of them can start.
+    With --time, Tranche warns 10 minutes and 1 minute before the limit. At the limit, it sends SIGTERM to the command
+    and its child processes, and SIGKILL 30 seconds later. A command with a time limit can start before earlier
+    requests, if it ends before the first of them can start.
 
-    With --detach, the output goes to a file: see tranche job list and tranche job logs. The command reads no input.
+    With --detach, the command reads no input, and its output goes to a file: see tranche job list and tranche job logs.
 
     \b
     $ tranche run --gpu-memory 4Gi -- python train.py

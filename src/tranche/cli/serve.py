@@ -57,11 +57,11 @@ _NEEDED_LATER = (
 def command(context: click.Context, /) -> None:
     """Let users of this machine run commands without root.
 
-    The service listens on the socket in the state folder. If a user who cannot write to the state folder runs tranche
-    run, the service gets the share, and the user's own process runs the command. The kernel tells the service who the
-    user is. The service never executes anything for a user.
+    The service listens on the socket in the state folder. If users cannot write to that folder, their tranche run gets
+    a share from the service, and runs the command itself. The service learns from the kernel who the user is, and never
+    executes anything for a user.
 
-    Run the service as root, preferably as the systemd unit that tranche serve install creates. If the service ends,
+    Run the service as root, preferably through the systemd unit from tranche serve install. If the service ends,
     commands continue and keep their shares.
     """
     if context.invoked_subcommand is None:

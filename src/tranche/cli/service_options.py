@@ -125,7 +125,7 @@ unit_root_option = click.option(
 unit_program_option = click.option(
     "--program",
     metavar="PATH",
-    help="Path of the program tranche on the machine that boots. Default: path of this command.",
+    help="Path of tranche on the machine that boots. Default: path of this command.",
 )
 
 

@@ -33,8 +33,8 @@ Machine = Callable[[], SimulatedMachine]
 def command() -> None:
     """Create and control simulated machines.
 
-    A simulated machine consists of a state file, a libnvidia-ml.so.1 and an nvidia-smi. Programs that run with the
-    variables of `tranche sim env` see its GPUs. They need neither a driver nor a GPU.
+    A simulated machine consists of a state file, a libnvidia-ml.so.1 and an nvidia-smi. Programs with the variables
+    from `tranche sim env` see its GPUs, and need neither a driver nor a GPU.
     """
 
 
@@ -48,7 +48,7 @@ def command() -> None:
     "boards",
     metavar="BOARD",
     multiple=True,
-    help="Board in the catalogue, instead of --machine; repeat it for more GPUs.",
+    help="Board in the catalogue, instead of --machine; repeat for more GPUs.",
 )
 @click.option(
     "--time-scale",
@@ -204,9 +204,8 @@ def _count(number: int, noun: str) -> str:
 def exec_(name: str, command: tuple[str, ...]) -> int:
     """Run a command with the driver files of a simulated machine.
 
-    The command runs in its own mount namespace. It finds NVML, nvidia-smi and the machine's GPUs in
-    /proc/driver/nvidia, /proc/modules, /proc/devices and on the PCI bus in /sys. So programs that look for a driver in
-    these places find one.
+    The command runs in its own mount namespace, with NVML and nvidia-smi. For programs that look for a driver there,
+    the machine's GPUs are also in /proc/driver/nvidia, /proc/modules, /proc/devices and on the PCI bus in /sys.
     """
     from tranche_simulator.namespace import enter
 
@@ -246,8 +245,8 @@ def attach(context: click.Context, target: str | None, memory: str | None) -> in
     """Use a simulated GPU or slice while a command runs.
 
     TARGET is a GPU index, a GPU UUID, a MIG UUID, or a comma-separated list. It defaults to $CUDA_VISIBLE_DEVICES.
-    Without COMMAND, the GPU remains in use until Ctrl-C or SIGTERM. The exit code is the command's. --simulate
-    or $TRANCHE_SIM_STATE selects the machine.
+    Without COMMAND, the GPU remains in use until Ctrl-C or SIGTERM. The exit code is the command's. Select the machine
+    with --simulate or $TRANCHE_SIM_STATE.
     """
     targets = _targets(target or os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     machine = _machine(context.ensure_object(Settings))
@@ -323,7 +322,7 @@ _gpu_option = click.option("--gpu", metavar="GPU", type=click.IntRange(0), help=
 def inject(context: click.Context, name: str) -> None:
     """Inject faults into a simulated machine.
 
-    The driver of machine NAME fails, slows down or loses a GPU. Running programs are affected too.
+    The driver of machine NAME fails, slows down or loses a GPU. Running programs are also affected.
     """
     context.obj = partial(SimulatedMachine.open, name)
 
@@ -418,7 +417,7 @@ def lost(machine: Machine, gpu: int) -> None:
 )
 @click.pass_obj
 def busy(machine: Machine, target: str, pid: int, memory: str) -> None:
-    """Add a client without a process to a GPU or slice.
+    """Add a client that has no process to a GPU or slice.
 
     The client remains until `tranche sim inject NAME clear`. The target is a GPU index, a GPU UUID or a MIG UUID.
     """

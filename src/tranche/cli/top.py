@@ -45,7 +45,7 @@ _LONGEST_KEY = 8
     default="1s",
     show_default=True,
     metavar="TIME",
-    help="Time between two snapshots, at least 100ms.",
+    help="Time between snapshots, at least 100ms.",
 )
 @output_option()
 @click.pass_obj
@@ -53,8 +53,9 @@ def command(settings: Settings, /, once: bool, interval: float, output: str) -> 
     """Show a live view of GPUs, slices and shares.
 
     The view shows totals, problems, waiting requests, a bar of memory slices for each GPU, shares and processes. Lost,
-    faulty and cordoned GPUs come first. Borders separate slices and the parts of a shared device. The percentage is how
-    busy a GPU is. A dash means that there is no measurement, and brackets show the busiest slice of a GPU in MIG mode.
+    faulty and cordoned GPUs come first. Borders separate slices and the parts of a shared device. The percentage shows
+    how busy a GPU is, and a dash means that this was not measured. For a GPU in MIG mode, brackets show its busiest
+    slice.
 
     The arrow keys, PgUp, PgDn, Home and End scroll. Press / to search, Esc to show all lines again, and q or
     Ctrl-C to quit.
