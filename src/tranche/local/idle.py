@@ -6,7 +6,7 @@ The process that runs the command, or the service's for it, looks. If it is gone
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -15,7 +15,6 @@ from tranche.core.idle import LOOK_SECONDS, WARNING_SECONDS, IdlePeriod, extende
 from tranche.core.quantity import format_duration
 from tranche.core.state import GpuState
 from tranche.hardware.nvml_gauges import utilization_of
-from tranche.hardware.nvml_instances import process_name
 from tranche.hardware.process_stat import process_environment
 from tranche.local.child import HELD
 from tranche.node.host import Host
@@ -26,11 +25,12 @@ from tranche.node.store import records
 _CLOSE_LOOK_SECONDS = 10.0
 """A gauge shows a second at most, so a program that holds a whole GPU is looked at more often than once a minute."""
 
-_NAMED_AT_MOST = 4
-
 
 class IdleWatch:
-    """Looks at one share. `tell` receives sentences for its holder; `end` ends a hold with its `programs`, and receives why."""
+    """Looks at one share. `tell` receives sentences for its holder; `end` ends a hold, and receives why.
+
+    `programs` says which programs end with a hold: ` with vim (pid 4711)`.
+    """
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class IdleWatch:
         allocation: Allocation,
         tell: Callable[[str], None],
         end: Callable[[str], None] = lambda why: None,
-        programs: Callable[[], Sequence[int]] = tuple,
+        programs: Callable[[], str] = str,
         utilization: Callable[[str], float | None] = utilization_of,
     ) -> None:
         self._host, self._allocation, self._tell, self._end, self._programs = host, allocation, tell, end, programs
@@ -73,7 +73,7 @@ class IdleWatch:
         idle = format_duration(round(period[1] - period[0]) // 60 * 60)
         if ends and self._warned is None:
             self._tell(
-                f"this hold has been idle for {idle}: Tranche ends it{_with(self._programs())} in "
+                f"this hold has been idle for {idle}: Tranche ends it{self._programs()} in "
                 f"{format_duration(round(WARNING_SECONDS))}, unless a program works on its GPU before"
             )
             self._warned, self._told = now, True
@@ -112,10 +112,3 @@ class IdleWatch:
         mark = f"{MARK}=".encode()
         named = [os.fsdecode(each[len(mark) :]) for each in process_environment(pid) if each.startswith(mark)]
         return bool(named) and self._allocation.id not in named
-
-
-def _with(pids: Sequence[int]) -> str:
-    """The programs that end with a hold, such as editors and shells that were started in it."""
-    named = [f"{process_name(pid) or 'a program'} (pid {pid})" for pid in pids[:_NAMED_AT_MOST]]
-    more = f" and {len(pids) - _NAMED_AT_MOST} more" if len(pids) > _NAMED_AT_MOST else ""
-    return f" with {', '.join(named)}{more}" if named else ""

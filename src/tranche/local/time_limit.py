@@ -22,6 +22,7 @@ from tranche.core.allocation import Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, NoRoom, PermissionDenied, TrancheError, UsageError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import format_duration
+from tranche.hardware.nvml_instances import process_name
 from tranche.local.child import HELD
 from tranche.local.queue import as_asked
 from tranche.local.termination import end_processes, living, take_back
@@ -38,6 +39,7 @@ from tranche.planning.decide.quota import refuse_too_long
 
 WARNINGS_SECONDS = (600.0, 60.0)
 _LONGEST_SLEEP_SECONDS = 60.0
+_NAMED_AT_MOST = 4
 _POLL_SECONDS = 0.1
 
 
@@ -85,9 +87,10 @@ class TimeLimit:
             if self._left() > until:
                 continue  # the limit was extended, or the sleep was only a part
             if until:
+                what = f"hold{self.programs()}" if self._allocation.command == HELD else "command"
                 self._warn(
                     f"{format_duration(round(until))} left: the time limit of {format_duration(self._seconds)} is near, "
-                    "and Tranche then ends this command"
+                    f"and Tranche then ends this {what}"
                 )
             else:
                 self._end(poll)
@@ -142,14 +145,17 @@ class TimeLimit:
         self._warn(f"{said}: Tranche sends SIGTERM to this command, and SIGKILL after {self._grace:g} s")
         return True
 
-    def programs(self) -> list[int]:
-        """The processes that would end with a hold, beside the one that only holds it; none if the ledger cannot be read."""
+    def programs(self) -> str:
+        """The programs that end with a hold, such as editors and shells: ` with vim (pid 4711)`. "" if there are none."""
+        holders: tuple[int, ...] = ()
         with suppress(TrancheError):
             found = self._now()
             if found is not None and isinstance(found.keeper, ProcessKeeper):
-                holder = found.keeper.pid
-                return [pid for pid in self._command_and_its_processes() if pid != holder]
-        return []
+                holders = (found.keeper.pid,)
+        pids = [pid for pid in self._command_and_its_processes() if pid not in holders]
+        named = [f"{process_name(pid) or 'a program'} (pid {pid})" for pid in pids[:_NAMED_AT_MOST]]
+        more = f" and {len(pids) - _NAMED_AT_MOST} more" if len(pids) > _NAMED_AT_MOST else ""
+        return f" with {', '.join(named)}{more}" if named else ""
 
     def _command_and_its_processes(self) -> list[int]:
         try:
