@@ -196,7 +196,7 @@ def print_result(result: DemoResult, machine: str, simulated: bool) -> None:
         ],
     )
     show()
-    show(f"{result.ratio:.2f} times faster in slices; the jobs' own times alone give {result.ideal_ratio:.2f}")
+    show(f"{result.ratio:.2f} times as fast in slices; the jobs' own times alone give {result.ideal_ratio:.2f}")
     show()
     for line in _overheads(result, machine, simulated).split("\n"):
         show(line)
@@ -257,14 +257,15 @@ def _overheads(result: DemoResult, machine: str, simulated: bool) -> str:
     """What the measured times contain beside the jobs, and how far that is from theory."""
     speed, slices, count = result.speed, result.slices, len(result.slices.records)
     text = f"""\
-Contained in the {slices.seconds:.1f} s: cutting the GPUs {slices.cutting:.1f} s ({result.cut_steps} steps: MIG mode on, resets,
+These {slices.seconds:.1f} s include: cutting the GPUs {slices.cutting:.1f} s ({result.cut_steps} steps: MIG mode on, resets,
 {count} instances), then granting {count} shares {slices.granting:.1f} s.
 """
     if simulated:
         text += f"""\
-All times are of a clock {speed:g} times as fast as a wall clock, on a simulated {machine}.
-Jobs and GPU operations take 1/{speed:g} of their time on hardware; Tranche's own work takes its full time,
-so each second of it counts {speed:g} times here. Counted once outside the cutting, the ratio is {result.ratio_at_full_time:.2f}.
+All times come from a clock that runs {speed:g} times as fast as real time, on a simulated {machine}.
+Jobs and GPU operations take 1/{speed:g} of their time on hardware. Tranche's own work is not sped up,
+so each of its seconds counts {speed:g} times here.
+If it counted only once outside the cutting, the ratio would be {result.ratio_at_full_time:.2f}.
 """
     else:
         text += f"""\
@@ -273,8 +274,8 @@ The jobs only sleep, 1/{speed:g} of what they stand for. Cutting is real: on thi
     off = result.ratio / result.ideal_ratio - 1
     if abs(off) > _FAR_FROM_THEORY:
         text += f"""\
-The measured ratio is {abs(off):.0%} {"above" if off > 0 else "below"} theory: beyond the jobs' own times the batch in slices took
-{slices.overhead:.1f} s, the batch on whole GPUs {result.whole.overhead:.1f} s.
+The measured ratio is {abs(off):.0%} {"above" if off > 0 else "below"} theory: beyond the jobs' own times,
+the batch in slices took {slices.overhead:.1f} s, and the batch on whole GPUs {result.whole.overhead:.1f} s.
 """
     return text
 

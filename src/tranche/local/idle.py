@@ -70,7 +70,7 @@ class IdleWatch:
         if ends and self._warned is None:
             self._tell(
                 f"this hold has been idle for {idle}: Tranche ends it in {format_duration(round(WARNING_SECONDS))}, unless a "
-                "program works on its GPU before"
+                "program uses its GPU before then"
             )
             self._warned, self._told = now, True
         elif ends and self._warned is not None and now - self._warned >= WARNING_SECONDS:
@@ -78,7 +78,7 @@ class IdleWatch:
         elif not self._told:
             how = "" if self._allocation.command == HELD else " --terminate"
             self._tell(
-                f"this share has been idle for {idle}: if you no longer need it, give it back with: tranche release "
+                f"this share has been idle for {idle}: if you no longer need it, release it with: tranche release "
                 f"{self._allocation.id}{how}"
             )
             self._told = True
