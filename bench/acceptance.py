@@ -173,14 +173,14 @@ def accepted(placer: ByIndex | Repack | ProductPath, path: Sequence[Arrival]) ->
 
 
 def run(report: Report) -> None:
-    loads = f"{', '.join(map(str, LOADS[:-1]))} or {LOADS[-1]}"
+    loads = f"{', '.join(f'{load}%' for load in LOADS[:-1])} or {LOADS[-1]}%"
     report.section(
         "Accepted requests",
-        f"Requests for slices of {GPUS} {BOARD} come and go. A request that does not fit is lost.",
-        f"The load is {loads} % of what would fit if slices could move freely, in {len(MIXES)} mixes.",
-        f"Each run has {ARRIVALS:,} requests; the seeds are {SEEDS[0]} to {SEEDS[-1]}.",
-        "Each cell gives the share of requests, in percentage points, that a policy loses"
-        " and that moving slices freely would have saved.",
+        f"Slices of {GPUS} {BOARD} GPUs are requested and released. A request that does not fit is lost.",
+        f"The load is {loads} of what would fit if slices could move freely, in {len(MIXES)} mixes of profiles.",
+        f"Each run has {ARRIVALS:,} requests. The random seeds are {SEEDS[0]} to {SEEDS[-1]}.",
+        "Each cell compares a policy with one that moves slices freely:"
+        " it gives how many more requests are lost, in percentage points.",
         "The last two columns weight each request by its compute slices.",
     )
     found = on_all_cores({(mix, load): (_cell, MIXES[mix], load) for mix in MIXES for load in LOADS})
@@ -199,7 +199,7 @@ def run(report: Report) -> None:
         ],
     )
     least = min(cell[OURS].count - cell["best-fit"].count for cell in found.values())
-    report.verdict("In every mix and load, Tranche is at most 0.2 points behind best-fit.", least >= -0.2)
+    report.verdict("For every mix and load, Tranche is at most 0.2 points behind best-fit.", least >= -0.2)
 
 
 def _cell(weights: Sequence[int], load: int) -> dict[str, Accepted]:

@@ -81,11 +81,11 @@ def run(report: Report) -> None:
     measured = _measured(_contenders(ensure_nvidia_driver(say_beside)))
     report.section(
         f"{CLAIMS} claims at once, beside NVIDIA's driver",
-        f"{CLAIMS} pods, each with a claim of {_PROFILE}, arrive together on a node with eight A100 40 GB and no instances.",
+        f"{CLAIMS} pods, each with a claim for {_PROFILE}, arrive together on a node with eight A100-40GB GPUs and no instances.",
         f"Then the same pods arrive again and use existing instances. Finally, {SINGLE_CLAIMS} pods arrive one after another.",
-        "GPU operations take no time, so the figures show what the drivers add.",
+        "GPU operations take no time, so the figures show only how much time the drivers add.",
         "A claim's time runs from the kubelet's first NodePrepareResources call to the answer.",
-        f"NVIDIA's driver is {pinned_version()} with the feature gate DynamicMIG, and prepares claims one by one.",
+        f"NVIDIA's driver is {pinned_version()} with the feature gate DynamicMIG, and it prepares claims one by one.",
         f"Claims' times are in milliseconds, pods' in seconds, as medians of {ROUNDS} rounds.",
     )
     rows = []
@@ -98,7 +98,7 @@ def run(report: Report) -> None:
     report.table(["", "at once: p50, p99", "all run", "again: p50, p99", "all run", "one by one: p50, p99"], rows)
     p50, p99 = (median(values) for values in zip(*(_figures(each[0])[:2] for each in measured[OURS]), strict=True))
     report.verdict(
-        f"Tranche prepares {CLAIMS} claims at once in {P50_GOAL:g} ms at p50 and {P99_GOAL:g} at p99.",
+        f"Tranche prepares {CLAIMS} claims at once within {P50_GOAL:g} ms at p50 and {P99_GOAL:g} ms at p99.",
         p50 <= P50_GOAL and p99 <= P99_GOAL,
     )
 

@@ -101,11 +101,12 @@ def _layouts(report: Report, cluster: Cluster, node: Node) -> None:
     label(cluster, node, None)
     report.section(
         "A Kubernetes node",
-        f"A real kubelet runs on a simulated {node.record.machine}. GPU operations take as long as on hardware.",
-        f"A node label requests each layout. Times are in seconds, as medians of {LABEL_RUNS} runs.",
+        f"A real kubelet runs on a simulated {node.record.machine}, and a node label selects each layout.",
+        f"Times are in seconds, as medians of {LABEL_RUNS} runs.",
         "'NVML at work' lasts from the first call that requests a change until the last change has taken effect.",
-        "The kubelet writes its node's status once a second, so up to one second of the third column can be due to the kubelet.",
-        f"For comparison, `tranche layout apply` makes the same change without Kubernetes, in medians of {COMMAND_RUNS} runs.",
+        "The kubelet writes its node's status once a second, so it can add up to a second to the next column.",
+        "For comparison, the last three columns are for `tranche layout apply`, without Kubernetes,"
+        f" as medians of {COMMAND_RUNS} runs.",
     )
     measured = labelled | {(*change, "8 pods hold 3g.20gb"): times for change, times in around_pods.items()}
     report.table(
@@ -116,7 +117,7 @@ def _layouts(report: Report, cluster: Cluster, node: Node) -> None:
         ],
     )
     worst = max(median(each.after for each in times) for times in measured.values())
-    report.verdict(f"Slices are allocatable at most {GOAL_SECONDS:g} s after NVML is done.", worst <= GOAL_SECONDS)
+    report.verdict(f"Slices are allocatable within {GOAL_SECONDS:g} s after NVML has finished.", worst <= GOAL_SECONDS)
 
 
 def _name(start: str, end: str, meanwhile: str = "") -> str:
@@ -204,7 +205,7 @@ def _starts(node: Node, agent: AgentProcess) -> Row:
         registered.append(perf_counter() - begun)
         wait_for("the agent is ready", partial(_ready, again), period=0.01)
     return (
-        "agent's start to its registration",
+        "from the agent's start to its registration",
         f"{median(registered):.2f} s",
         f"{median(imports):.2f} s for its imports alone",
     )

@@ -31,9 +31,9 @@ def run(report: Report) -> None:
         "56 jobs on a Kubernetes node",
         f"The {MEMBERS} [jobs from AWS's article](../guides/56-pods-on-one-p4d.md#awss-56-jobs) run on a real kubelet.",
         "The GPUs belong to a simulated p4d.24xlarge.",
-        f"A job sleeps {WHOLE_GPU_SECONDS} s on a whole GPU and {SLICE_SECONDS:g} s in a slice of 1g.5gb.",
-        "The figures therefore measure only what Kubernetes and Tranche add.",
-        "Each cell gives the seconds from the Job's creation until its last pod has succeeded, without the time to cut the GPUs.",
+        f"A job only sleeps: {WHOLE_GPU_SECONDS} s on a whole GPU, or {SLICE_SECONDS:g} s on a 1g.5gb slice.",
+        "The figures therefore show only how much time Kubernetes and Tranche add.",
+        "Each cell gives the seconds from the Job's creation until its last pod has succeeded, not counting the cutting of GPUs.",
     )
     alone = math.ceil(MEMBERS / GPUS) * WHOLE_GPU_SECONDS
     first, second = (whole.seconds, alone, eight.seconds), (sliced.seconds, SLICE_SECONDS, all_at_once.seconds)

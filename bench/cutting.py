@@ -75,14 +75,13 @@ def run(report: Report) -> None:
             ratios.append(baseline / mine)
             rows.append([title, f"{mine:.2f} s", f"{baseline:.2f} s", f"{ratios[-1]:.1f}", f"{overhead:.0f} ms"])
     report.section(
-        "Cutting eight A100 into 56 slices",
-        f"The machine is a simulated {MACHINE}. Its GPU operations take as long as on hardware.",
-        "The baseline works like mig-parted: it handles one GPU at a time, destroying every instance and creating the new ones.",
-        "Tranche cuts the GPUs in parallel.",
-        "The last column is the time that Tranche spends on observing, planning, journalling and verifying.",
-        f"The times are medians: of {OUR_RUNS} runs for Tranche and of {BASELINE_RUNS} for the baseline.",
+        "Cutting eight A100 GPUs into 56 slices",
+        f"The machine is a simulated {MACHINE}. Tranche cuts its GPUs in parallel.",
+        "The baseline works like mig-parted: it takes one GPU at a time, destroys its instances and creates the new ones.",
+        "The last column gives the time that Tranche spends on observing, planning, journalling and verifying.",
+        f"Times are medians of {OUR_RUNS} runs for Tranche and of {BASELINE_RUNS} for the baseline.",
     )
-    report.table(["from", "Tranche", "one after the other", "ratio", "Tranche's own work"], rows)
+    report.table(["from", "Tranche", "one at a time", "ratio", "Tranche's own work"], rows)
     report.verdict(f"Tranche is at least {TARGET:g} times as fast.", min(ratios) >= TARGET)
 
 

@@ -48,11 +48,12 @@ class Visit:
 def run(report: Report) -> None:
     report.section(
         "Requests placed at once during a day",
-        f"{_ARRIVALS:,} requests arrive at random times and never wait. Each cell is the mean of {len(_SEEDS)} seeds.",
-        f"They would fill {100 * _LOAD:.0f} % of the memory if none were lost.",
-        f"Most request 1 to {max(_AMOUNTS)} GiB, and {100 - sum(_AMOUNTS.values())} % request a whole GPU.",
-        f"In the rows with `hard`, {100 * _HARD:.0f} % of the requests for memory accept only hard isolation.",
-        "The last column is Tranche's default, which chooses between slices and parts.",
+        f"{_ARRIVALS:,} requests arrive at random times. A request that cannot be placed at once is lost.",
+        f"If none were lost, the requests would fill {100 * _LOAD:.0f}% of the memory.",
+        f"Most request 1 to {max(_AMOUNTS)} GiB, and {100 - sum(_AMOUNTS.values())}% request a whole GPU.",
+        f"In the rows with `hard`, {100 * _HARD:.0f}% of the requests for memory accept only hard isolation.",
+        f"Each cell gives the percentage of requests that are placed, as the mean of {len(_SEEDS)} seeds.",
+        "In the last column, Tranche chooses between slices and parts, as it does by default.",
     )
     machines = {"one T4": (t4(),), "one A100 40 GB": a100s(1), "eight A100 40 GB": a100s(8)}
     rows = []
@@ -60,7 +61,7 @@ def run(report: Report) -> None:
         for name, gpus in machines.items():
             days = [day_of(sum(gpu.memory for gpu in gpus), seed, hard) for seed in _SEEDS]
             cells = [mean(served(machine(gpus, use, means), day) for day in days) for use, means in WAYS.values()]
-            rows.append([f"{name}, `hard`" if hard else name, *(f"{100 * each:.0f} %" for each in cells)])
+            rows.append([f"{name}, `hard`" if hard else name, *(f"{100 * each:.0f}%" for each in cells)])
     report.table(["", *WAYS], rows)
 
 

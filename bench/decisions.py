@@ -55,9 +55,9 @@ def run(report: Report) -> None:
 def _commands(report: Report) -> None:
     report.section(
         "Commands and decisions",
-        f"Simulated machines have {BOARD} GPUs with MIG mode on, and GPU operations take no time.",
+        f"The simulated machines have {BOARD} GPUs with MIG mode on, and GPU operations take no time.",
         "Each `tranche run -- true` reuses the previous command's idle slice.",
-        "The last column, a new Python process, is the baseline.",
+        "The baseline, in the last column, is a new Python process.",
         f"Each cell gives a new process's wall time and processor time in milliseconds, as medians of {_COMMANDS} runs.",
     )
     commands = {
@@ -85,7 +85,7 @@ def _commands(report: Report) -> None:
             rows.append([gpus, *(f"{wall:.0f}, {processor:.0f}" for wall, processor in found)])
     report.table(["GPUs", *commands, "`python -c 'import click'`"], rows)
     report.verdict(
-        f"`tranche gpus` answers within {_TARGET_MS} ms and {_TARGET_RATIO} times the baseline for {GPUS_OF_A_NODE} GPUs.",
+        f"For {GPUS_OF_A_NODE} GPUs, `tranche gpus` answers within {_TARGET_MS} ms and {_TARGET_RATIO} times the baseline.",
         answer <= min(_TARGET_MS, _TARGET_RATIO * baseline),
     )
 
@@ -93,8 +93,8 @@ def _commands(report: Report) -> None:
 def _decisions(report: Report) -> None:
     report.section(
         "The decision alone",
-        f"{HELD} slices are held on each GPU.",
-        "The table gives the processor time from the observation to the answer, in milliseconds.",
+        f"Each GPU has {HELD} held slices.",
+        "Each cell gives the processor time from the observation to the answer, in milliseconds.",
     )
     rows = []
     for gpus in MACHINES:
@@ -105,9 +105,9 @@ def _decisions(report: Report) -> None:
 
 def _nodes(report: Report) -> None:
     report.section(
-        "The node and share for a gated pod",
+        "Choosing a node and a share for a gated pod",
         f"Each node has {GPUS_OF_A_NODE} such GPUs.",
-        "The table gives the controller's processor time in milliseconds, as medians of 5 runs.",
+        "Each cell gives the controller's processor time in milliseconds, as the median of 5 runs.",
     )
     machines = [filled(GPUS_OF_A_NODE, SEED + number) for number in range(_KINDS_OF_NODES)]
     rows = []

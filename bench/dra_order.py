@@ -42,8 +42,8 @@ def run(report: Report) -> None:
     """Measure; ClusterError where no cluster can run."""
     report.section(
         "The order of devices for Kubernetes' scheduler",
-        f"The scheduler is simulated. It serves claims on {FLEET} nodes with {GPUS} A100 40 GB each.",
-        "It picks a random node that has room, and takes the first device in the node's list that fits.",
+        f"A simulated scheduler serves claims on {FLEET} nodes with {GPUS} A100-40GB GPUs each.",
+        "It picks a random node that has room, and the first device in the node's list that fits.",
         f"{ARRIVALS:,} pods arrive, and the last two thirds count.",
         "At a load of 1, they would fill every GPU if slices could move freely.",
         f"Each cell gives the percentage of pods that cannot be placed, as the mean of {len(SEEDS)} seeds.",
@@ -79,9 +79,9 @@ def _simulated(report: Report) -> None:
 def _kept(report: Report) -> None:
     report.section(
         "Kept room for large requests",
-        f"The scheduler is the same, with {KEPT_NODES} nodes, our order, {KEPT_ARRIVALS:,} pods and a load of {KEPT_LOAD:g}.",
-        "Nodes [keep room](agent.md#room-for-large-requests) for one or two slices.",
-        "Each cell gives the percentage of requests for a profile that cannot be placed.",
+        f"The same scheduler serves {KEPT_ARRIVALS:,} pods on {KEPT_NODES} nodes, in our order and at a load of {KEPT_LOAD:g}.",
+        "The nodes [keep room](agent.md#room-for-large-requests) for one or two large slices.",
+        "Each cell gives the percentage of a profile's requests that cannot be placed.",
         "The last column gives the percentage of requested compute slices that were granted.",
     )
     runs = {
@@ -121,7 +121,7 @@ def _path(weights: Sequence[int], load: float, nodes: int, number: int, seed: in
 def _scheduled(report: Report, api: ApiClient) -> None:
     report.section(
         "Claims by Kubernetes' own scheduler",
-        f"{SCHEDULED_NODES} nodes with {GPUS} A100 40 GB each are API objects: pods are bound and never run.",
+        f"{SCHEDULED_NODES} nodes with {GPUS} A100-40GB GPUs each are API objects: pods are bound and never run.",
         f"{SCHEDULED_ARRIVALS} pods with 1g and 3g arrive one after another, at a load of {SCHEDULED_LOAD}.",
         "The last two thirds count.",
     )

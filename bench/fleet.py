@@ -76,7 +76,7 @@ async def _measure(report: Report, cluster: Cluster, folder: Path) -> None:
             await asyncio.to_thread(cluster.apply, _config_map("3g.20gb", 2))
             await fleet.until_all(2)
 
-        phases.append(await _phase(fleet, "an edit of the ConfigMap cuts every node", edit))
+        phases.append(await _phase(fleet, "every node is cut after an edit of the ConfigMap", edit))
         changed = fleet.most
 
         async def restart() -> None:
@@ -86,16 +86,16 @@ async def _measure(report: Report, cluster: Cluster, folder: Path) -> None:
                 await asyncio.sleep(_POLL_SECONDS)
 
         phases.append(
-            await _phase(fleet, "the API server is killed and starts, until most watches are open again", restart)
+            await _phase(fleet, "most watches are open again after the API server is killed and started", restart)
         )
     finally:
         await fleet.end()
     limit = fleet.budget.nodes(NODES)
     report.section(
         f"{NODES} agents at one API server",
-        f"The agents of {NODES} nodes share one layout, and at most {BUDGET} of the nodes may change at once.",
+        f"The agents of {NODES} nodes share one layout, and at most {BUDGET} of the nodes can change at once.",
         f"Each node has eight simulated A100 GPUs, and each change to them takes {CUT_SECONDS:g} seconds.",
-        "The agents run in one process, beside a real etcd and API server.",
+        "The agents run in one process and use a real API server with its etcd.",
     )
     report.table(["", "seconds", "requests", "per second", "in the busiest second", "per node", "watches open"], phases)
     report.verdict(f"At most {limit} nodes change at once; {changed} did.", changed <= limit)

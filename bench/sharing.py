@@ -67,9 +67,10 @@ def run(report: Report) -> None:
 def _tenants(report: Report, sites: Mapping[str, Site]) -> None:
     report.section(
         "Sharing",
-        "Tenants share a T4. Each is a `tranche run` with 1 GB and a program that is always busy.",
-        "The GPU is the simulator's model: the table shows that Tranche sets the mechanisms up, not how fast a GPU is.",
-        "Large kernels fill the GPU, small ones a tenth of it. Each cell gives how much of the GPU the tenants use together.",
+        "Tenants share a T4. Each tenant is a `tranche run` with 1 GB and a program that is always busy.",
+        "The GPU is simulated, so the table shows that Tranche sets up the mechanisms, not how fast a GPU is.",
+        "A large kernel fills the GPU, and a small kernel fills a tenth of it.",
+        "Each cell gives how much of the GPU the tenants use together.",
     )
     rows = []
     worst = 0.0
@@ -79,11 +80,9 @@ def _tenants(report: Report, sites: Mapping[str, Site]) -> None:
                 _shares(site, number, blocks, ("--gpu-memory", "1G", "--isolation", "none")) for number in _TENANTS
             ]
             worst = max(worst, *((max(shares) - min(shares)) / max(shares) for shares in found))
-            rows.append([f"{kernels} kernels, {mechanism}", *(f"{100 * sum(shares):.0f} %" for shares in found)])
+            rows.append([f"{kernels} kernels, {mechanism}", *(f"{100 * sum(shares):.0f}%" for shares in found)])
     report.table(["", *(f"tenants: {number}" for number in _TENANTS)], rows)
-    report.verdict(
-        "The tenant that gets the least gets at most 2 % less than the one that gets the most.", worst <= 0.02
-    )
+    report.verdict("In each run, no tenant gets over 2% less of the GPU than another tenant.", worst <= 0.02)
 
 
 def _shares(site: Site, number: int, blocks: int, request: Sequence[str]) -> list[float]:
@@ -126,7 +125,7 @@ def _computed(site: Site) -> dict[int, float]:
 def _admission(report: Report, card: Site, cut: Site) -> None:
     report.section(
         "From `tranche run` to the command's start",
-        f"Each row gives milliseconds over {_RUNS} runs, one after another. GPU operations take no time.",
+        f"Times are in milliseconds, from {_RUNS} runs one after another. GPU operations take no time.",
     )
     share, whole, small = ("--gpu-memory", "1G"), ("--gpus", "1"), ("--gpu-memory", "4Gi", "--isolation", "hard")
     rows = [

@@ -121,7 +121,7 @@ def test_a_user_who_may_not_cut_is_told(readable_a100: TestMachine) -> None:
     done = readable_a100.tranche("doctor", as_nobody=True, code=1)
     assert "warn  not running as root" in done.stdout
     assert "fail  the state folder" in done.stdout
-    assert "fail  no permission to look into the state folder" in done.stdout
+    assert "fail  no permission to read the state folder" in done.stdout
 
 
 def test_it_says_by_what_parts_of_a_gpu_can_be_given_and_why_not_by_the_rest(two_a100: TestMachine) -> None:

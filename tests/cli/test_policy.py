@@ -175,8 +175,8 @@ def test_a_fair_queue_and_limits_of_groups_are_set_listed_and_removed(make_machi
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--weight", "2"), "--weight needs --user or --group, and they need --weight"),
-        (("--user", "root"), "--weight needs --user or --group, and they need --weight"),
+        (("--weight", "2"), "--weight must be used together with --user or --group"),
+        (("--user", "root"), "--weight must be used together with --user or --group"),
         (("--off", "--weight", "2"), "--off takes no weight"),
         (("--user", "root", "--weight", "0"), "'0' is not a whole number from 1 to 9999"),
         (("--user", "root", "--weight", "1.5"), "'1.5' is not a whole number from 1 to 9999"),
@@ -219,7 +219,7 @@ def test_a_whole_gpu_counts_with_its_memory_after_the_driver_has_lost_it(two_a10
     two_a100.hold("--gpus", "1")
     two_a100.machine.inject_lost(0)
     refused = two_a100.tranche("run", "--no-wait", "--gpu-memory", "8G", "--", "true", code=NoRoom.exit_code).stderr
-    assert "the user may hold at most 41 GiB at once, already holds 39.5 GiB, and this needs" in refused
+    assert "the user may hold at most 41 GiB at once, already holds 39.5 GiB, and this request needs" in refused
 
 
 def test_a_changed_quota_ends_a_waiting_request_that_became_too_large(two_a100: TestMachine) -> None:

@@ -86,7 +86,7 @@ def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
             status, text = _get(address, path, viewer)
             assert (status, others in text) == (200, False), path
         # Pods that have started just now leave the queue a moment later.
-        hidden = "1 more wait in other namespaces"
+        hidden = "1 more pod waits in other namespaces"
         wait_for("he is told that one more waits", lambda: hidden in _get(address, "/queue", viewer)[1])
         assert f"{others}/waits" in _get(address, "/queue", sees_all)[1]
         assert f"{others}/holds" in _get(address, f"/nodes/{p4d.name}", sees_all)[1]
@@ -109,7 +109,7 @@ def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
             if each["reason"] == "DoneFromDashboard"
         ]
         assert told == [
-            f"Take share {mine} of node {p4d.name} back: done by system:serviceaccount:{namespace}:default from the dashboard"
+            f"Release share {mine} on node {p4d.name}: done by system:serviceaccount:{namespace}:default from the dashboard"
         ]
         _act_through_proxy(cluster, p4d, address, others)
         # The agent tells it when its lease is due, a minute after the last word at the latest.
@@ -154,9 +154,7 @@ def _act_through_proxy(cluster: Cluster, node: Node, address: str, namespace: st
     told = [
         each["message"] for each in cluster.api.get(f"{path}/events")["items"] if each["reason"] == "DoneFromDashboard"
     ]
-    assert told == [
-        f"Take share {share} of node {node.name} back: done by ana, whom the proxy named, from the dashboard"
-    ]
+    assert told == [f"Release share {share} on node {node.name}: done by ana (named by a proxy) from the dashboard"]
 
 
 def _look_around(viewer: Viewer, node: Node, *, hidden: str) -> None:

@@ -96,7 +96,7 @@ def test_what_a_dry_run_prints_can_be_applied_and_deleted(
 def test_what_may_not_be_made_leaves_nothing(cluster: Cluster, classes: None, researcher: Researcher) -> None:
     refused = researcher.tranche("submit", "--gpus", "1", "-n", "default", *JOB, code=41)
     assert 'cannot create resource "jobs"' in refused.stderr
-    assert "name one of your namespaces with -n" in refused.stderr
+    assert "name your namespace with -n" in refused.stderr
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",

@@ -36,7 +36,7 @@ def test_a_share_is_taken_back_from_what_runs_in_it(machine: TestMachine, acting
     assert "SIGTERM" in planned[0][1]
     assert "1g.5gb at 6:1" in planned[1][1]
     said = visitor.outcome(visitor.send(visitor.form(address)))
-    assert said == f"Done. The share was taken back after SIGTERM to pid {workload.pid}."
+    assert said == f"Done. The share was released after SIGTERM to pid {workload.pid}."
     assert workload.process.wait(60) == 128 + signal.SIGTERM
     assert machine.json("ps")["allocations"] == []
     actor = actor_of(machine, "ReleaseBegun")
@@ -162,7 +162,7 @@ def test_a_form_counts_once(machine: TestMachine, acting: ServedDashboard) -> No
     assert me.outcome(me.send(form)).startswith("Done.")
     before = machine.changes()
     again = me.send(form)
-    assert (again.status, "sent already" in again.text) == (403, True)
+    assert (again.status, "already been sent" in again.text) == (403, True)
     assert machine.changes() == before
 
 
@@ -247,7 +247,7 @@ def test_an_open_plan_says_that_another_one_comes_out(machine: TestMachine, acti
     def part() -> str:
         return acting.ask(address, token=False, Cookie=me.cookie, Tranche_Part="view").text
 
-    assert "The plan is that of now." in part()
+    assert "This plan is current." in part()
     machine.hold("--mig-profile", "1g.5gb")
     wait_until(lambda: me.open("/").status == 200 and "This plan is no longer valid" in part())
 
@@ -260,7 +260,7 @@ def test_a_driver_that_hangs_in_the_middle_holds_up_no_page_and_a_kill_is_undone
     machine.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 3_600_000)
     answer = me.send(form)
     wait_until(lambda: "create" in me.open(answer.headers["location"]).text)
-    assert me.state(answer).startswith("It goes on.")
+    assert me.state(answer).startswith("In progress.")
     for address in ("/events", "/queue", LAYOUT):
         assert me.open(address).status == 200
     acting.process.kill()

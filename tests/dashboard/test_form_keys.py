@@ -34,7 +34,7 @@ def test_a_key_is_for_what_it_was_made_for_and_counts_once(
     if other != mine:
         assert keys.spend(key, *other)
     assert keys.spend(key, *mine) == ""
-    assert keys.spend(key, *mine) == "the form was sent already"
+    assert keys.spend(key, *mine) == "the form has already been sent"
 
 
 @given(st.text())
@@ -53,7 +53,7 @@ def test_an_old_form_does_not_count_and_used_keys_are_forgotten_only_then() -> N
     clock.now += 3599
     assert keys.spend(used, "a", "b", "c") == ""
     clock.now += 0.5
-    assert keys.spend(used, "a", "b", "c") == "the form was sent already"
+    assert keys.spend(used, "a", "b", "c") == "the form has already been sent"
     clock.now += 1
     for key in (old, used):
         assert keys.spend(key, "a", "b", "c") == "the form is more than an hour old"

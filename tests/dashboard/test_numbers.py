@@ -101,11 +101,11 @@ def compare(state: State, pages: dict[str, str], after: State) -> None:
                 _compare_gpu(gpu, figures(page), tables(page).get("Slices and holders", []))
                 of_it = [id for id, grants in _grants(state).items() if any(g["gpuUUID"] == uuid for g in grants)]
                 rows = tables(page).get("Past holders, newest first", [])
-                assert {row[0] for row in rows if row[4] == "held still"} == set(of_it)
+                assert {row[0] for row in rows if row[4] == "still held"} == set(of_it)
             case ["shares", id]:
                 (share,) = [each for each in state["allocations"] if each["id"] == id]
                 assert figures(page)["state"] == share["phase"]
-                assert len(tables(page)["What it was given"]) == len(share["grants"])
+                assert len(tables(page)["What was granted"]) == len(share["grants"])
                 events = [str(each["position"]) for each in reversed(state["events"]) if each["allocationId"] == id]
                 assert [row[0] for row in tables(page).get("Events, newest first", [])] == events
             case _:
@@ -156,7 +156,7 @@ def _compare_waste(state: State, numbers: dict[str, str], shown: dict[str, list[
     assert [row[1] for row in shown.get("Held, but no process is running on it", [])] == list(
         map(format_memory, unused)
     )
-    assert [row[1] for row in shown.get("Cut, and held by nobody", [])] == list(map(format_memory, idle))
+    assert [row[1] for row in shown.get("Cut, but not held", [])] == list(map(format_memory, idle))
     devices = [each for gpu in state["gpus"] for each in (gpu, *gpu["slices"])]
     active = {each["id"] for each in state["allocations"] if each["phase"] == "active"}
     held = [

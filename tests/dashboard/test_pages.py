@@ -166,8 +166,8 @@ def test_the_answer_to_a_question_is_that_of_explain(
 @pytest.mark.parametrize(
     ("fields", "trouble"),
     [
-        ({"kind": "", "amount": "4Gi"}, "choose what to ask for"),
-        ({"kind": "isolation", "amount": "hard"}, "choose what to ask for"),
+        ({"kind": "", "amount": "4Gi"}, "choose what to request"),
+        ({"kind": "isolation", "amount": "hard"}, "choose what to request"),
         ({"kind": "gpu_memory", "amount": "much"}, "'much' is not an amount of memory"),
         ({"kind": "gpu_memory", "amount": "16"}, "without a unit"),
         ({"kind": "gpus", "amount": "1", "isolation": "wall"}, "not 'wall'"),
@@ -362,7 +362,7 @@ def test_a_share_has_a_page_while_it_lives_and_after() -> None:
     seen = snapshot_of(every_kind())
     alive = tree_of(page_of("/shares/11111111", seen, EVENTS))
     assert figures(alive)["state"] == "active"
-    assert "1g.5gb at 0:1" in tables(alive)["What it was given"][0]
+    assert "1g.5gb at 0:1" in tables(alive)["What was granted"][0]
     assert figures(tree_of(page_of("/shares/99999999", seen, EVENTS)))["state"] == "ended"
     for path in ("/shares/none", "/gpus/none", "/nothing", "/gpus", "/gpus/a/b"):
         assert page_at(path, {}, seen, list) is None
@@ -467,7 +467,7 @@ def test_the_first_view_says_what_needs_somebody_and_where_it_is_shown() -> None
 
 def test_what_needs_somebody_comes_with_time_alone_and_is_not_denied_where_nobody_knows() -> None:
     calm = snapshot_of(NodeView(NodeState(())))
-    assert "Nothing needs you." in text_of(tree_of(page_of("/", calm)))
+    assert "Nothing needs attention." in text_of(tree_of(page_of("/", calm)))
     young = replace(snapshot_of(every_kind(), _waiting()), taken=101.0)
     assert young.shows_the_same(replace(young, taken=102.0))
     assert not young.shows_the_same(replace(young, taken=101.0 + LONG_WAIT_SECONDS))
@@ -482,7 +482,7 @@ def test_what_needs_somebody_comes_with_time_alone_and_is_not_denied_where_nobod
 
 def test_the_button_that_kills_says_what_and_looks_like_it() -> None:
     plan = ActionPlan((("pid 7", "SIGTERM"),), (), "d", "tranche release 11111111", ends="pid 7: train.py")
-    for ends, said, look in (("pid 7: train.py", "Kill pid 7: train.py", "danger"), ("", "Take it back", None)):
+    for ends, said, look in (("pid 7: train.py", "Kill pid 7: train.py", "danger"), ("", "Release it", None)):
         page = tree_of(plan_page(ReleaseAction("11111111"), replace(plan, ends=ends), "key", same=True, moved=False))
         (button,) = page.iter("button")
         assert (text_of(button), button.get("class")) == (said, look)

@@ -210,7 +210,7 @@ def test_a_gpus_page_tells_who_held_what(machine: TestMachine, dashboard: Served
     page = parsed(dashboard.ask(f"/gpus/{gpu}?hours=6").text)
     rows = tables(page)["Past holders, newest first"]
     assert [row[1] for row in rows] == ["1g.5gb at 6:1", "1g.5gb at 6:1"]
-    assert [row[4] == "held still" for row in rows] == [True, False]
+    assert [row[4] == "still held" for row in rows] == [True, False]
     (history,) = [each for each in page.iter("svg") if "history" in str(each.get("class"))]
     drawn = [str(rect.get("class")) for rect in history.iter("rect")]
     assert (drawn.count("tr-idle"), drawn.count("tr-held")) == (1, 2)

@@ -62,7 +62,7 @@ class Visitor:
         """What the page of what was begun says in the end."""
         assert answer.status == 303, answer.text
         deadline = time.monotonic() + _SECONDS
-        while (text := self.state(answer)).startswith("It goes on"):
+        while (text := self.state(answer)).startswith("In progress"):
             assert time.monotonic() < deadline, "it does not end"
             time.sleep(0.05)
         return text

@@ -113,10 +113,10 @@ def _entry(profile: int, start: int, size: int, *computes: int) -> dict[str, obj
         (_recorded([], uncuttable_gpu(1).uuid), "which has no MIG"),
         (_recorded([_entry(10, 0, 1, 0)]), "has no GPU-instance profile 10"),
         (_recorded([_entry(0, 0, 1, 3)]), "has no compute-instance profile 3"),
-        (_recorded([_entry(2, 2, 4, 2)]), "but it cannot be there"),
-        (_recorded([_entry(2, 0, 3, 2)]), "but it cannot be there"),
-        (_recorded([_entry(2, 0, 4, 2), _entry(0, 1, 1, 0)]), "but it cannot be there"),
-        (_recorded([_entry(2, 0, 4, 1, 1)]), "but it cannot be there"),
+        (_recorded([_entry(2, 2, 4, 2)]), "which is not possible"),
+        (_recorded([_entry(2, 0, 3, 2)]), "which is not possible"),
+        (_recorded([_entry(2, 0, 4, 2), _entry(0, 1, 1, 0)]), "which is not possible"),
+        (_recorded([_entry(2, 0, 4, 1, 1)]), "which is not possible"),
     ],
 )
 def test_checkpoints_that_this_machine_cannot_have(checkpoint: Checkpoint, message: str) -> None:

@@ -232,7 +232,7 @@ def test_a_warning_comes_five_minutes_before_an_idle_hold_ends(tmp_path: Path) -
         share.look()
         assert share.idle() == 2400
         assert share.said == [
-            "this hold has been idle for 40m: Tranche ends it in 5m, unless a program works on its GPU before"
+            "this hold has been idle for 40m: Tranche ends it in 5m, unless a program uses its GPU before then"
         ]
         share.look_for(240)
         assert share.ended == []

@@ -244,7 +244,7 @@ def test_a_users_quota_gives_a_time_limit_and_refuses_a_longer_one() -> None:
     long = parse_request(gpus="1", time="31m")
     assert isinstance(explain(view, long, now=NOW).impossible, QuotaExceeded)
     late = [WaitingRequest("w-0", long, 7), WaitingRequest("w-1", ONE, 7)]
-    with pytest.raises(QuotaExceeded, match="may run a command for at most 30m"):
+    with pytest.raises(QuotaExceeded, match="commands can run for at most 30m"):
         may_start(view, late, "w-0", now=NOW)
     assert isinstance(next(outlooks(view, late)), QuotaExceeded)
     assert list(startable(view, late, now=NOW)) == ["w-1"], "it holds nobody up"

@@ -138,7 +138,7 @@ def test_several_shares_that_a_policy_refuses_are_not_called_too_large() -> None
     two = replace(two, uses={two.node.gpus[1].uuid: GpuPolicy.OFF})
     with pytest.raises(
         SharingUnavailable,
-        match=r"only 1 GPU on this machine can serve one of its shares; every other GPU is only given whole",
+        match=r"only 1 GPU on this machine can serve one of its shares; every other GPU is only granted whole",
     ) as caught:
         check_possible(two, parse_request(gpu="0.2", count="2"))
     assert caught.value.hint == "ask for fewer GPUs"

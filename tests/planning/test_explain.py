@@ -252,7 +252,7 @@ def test_dropping_the_model_is_offered_when_another_gpu_is_free() -> None:
     explanation = explain(view_of(busy, uncuttable_gpu(1)), parse_request(gpus="1", gpu_model="A100"))
     assert [each.kind for each in explanation.remedies] == [RemedyKind.WAIT, RemedyKind.OTHER_MODEL]
     assert explanation.remedies[0].process_ids == (9,)
-    assert explanation.remedies[1].text == "drop --gpu-model: GPU 1 (Tesla T4) can serve it now"
+    assert explanation.remedies[1].text == "omit --gpu-model: GPU 1 (Tesla T4) can serve it now"
 
 
 def shared_by(view: NodeView, *offered: Sharing) -> NodeView:

@@ -291,7 +291,7 @@ def test_a_ceiling_is_kept_by_mps_alone_and_ceilings_add_up_to_all_compute() -> 
         assert parts(list(decision.grants))[0].compute == int(percent)
     waits = decide(view, parse_request(gpu_memory="1G", compute="1"))
     assert isinstance(waits, Waiting)
-    assert "ceilings of 100 %" in waits.obstacles[0].text
+    assert "ceilings of 100%" in waits.obstacles[0].text
     served(view, parse_request(gpu_memory="1G"))
 
 
@@ -320,7 +320,7 @@ def test_mps_serves_no_more_programs_than_it_can() -> None:
     few = MachineSharing(frozenset({Sharing.MPS}), mps_clients=3)
     _, grants, waiting = filled(machine(uncuttable_gpu(), by=few), parse_request(gpu_memory="1G"))
     assert len(grants) == 3
-    assert waiting.obstacles[0].text == "shared by 3, and MPS serves no more programs there"
+    assert waiting.obstacles[0].text == "shared by 3, and MPS accepts no more programs there"
 
 
 def test_an_old_gpu_is_not_shared_by_mps() -> None:
@@ -442,7 +442,7 @@ def test_nobody_more_is_let_in_beside_limits_that_are_lost(state: DaemonState | 
         (
             GpuPolicy.OFF,
             {"gpu_memory": "4G"},
-            "SharingUnavailable: is only given whole: its policy is sharing=off",
+            "SharingUnavailable: is only granted whole: its policy is sharing=off",
         ),
         (
             GpuPolicy.MIG,
@@ -477,11 +477,11 @@ def test_a_machine_without_means_says_of_each_why_not() -> None:
     with pytest.raises(SharingUnavailable) as caught:
         decide(view, parse_request(gpu="0.2"))
     assert caught.value.message == (
-        "no GPU on this machine serves --gpu 0.2: has no MIG; a part of it needs the driver's memory limits "
+        "no GPU on this machine can serve --gpu 0.2: has no MIG; a part of it needs the driver's memory limits "
         "(driver 580.65 is older than 615) or MPS (nvidia-cuda-mps-control is missing)"
     )
     assert caught.value.hint == "ask for a whole GPU with --gpus 1"
-    with pytest.raises(SharingUnavailable, match="only MIG gives a part of a GPU hard isolation"):
+    with pytest.raises(SharingUnavailable, match="only MIG gives part of a GPU hard isolation"):
         decide(machine(uncuttable_gpu(), by=ALL), parse_request(gpu="0.2", isolation="hard"))
 
 

@@ -101,18 +101,21 @@ def test_own_limits_take_the_place_of_everyones_and_root_has_only_its_own() -> N
 
 def test_what_a_user_may_never_hold_is_refused_at_once() -> None:
     view = empty(2, ann=UserQuota(gpu_percent=150))
-    with pytest.raises(QuotaExceeded, match=r"the user may hold at most 1.5 GPUs at once, and this needs 2$"):
+    with pytest.raises(QuotaExceeded, match=r"the user may hold at most 1.5 GPUs at once, and this request needs 2$"):
         decide(view, parse_request(gpus="2"))
     view = given_to(view, ANN, _granted(view, parse_request(gpus="1")), parse_request(gpus="1"))
     waits = decide(view, parse_request(gpus="1"))
     assert isinstance(waits, Waiting)
     assert {each.reason for each in waits.obstacles} == {Reason.QUOTA}
-    assert summed_up(waits, NO_NAMES) == "the user may hold at most 1.5 GPUs at once, already holds 1, and this needs 1"
+    assert (
+        summed_up(waits, NO_NAMES)
+        == "the user may hold at most 1.5 GPUs at once, already holds 1, and this request needs 1"
+    )
 
 
 def test_a_refusal_does_not_speak_of_what_the_user_holds() -> None:
     view, _ = filled(empty(2, ann=UserQuota(gpu_percent=30)), ANN, parse_request(mig_profile="1g.5gb"))
-    with pytest.raises(QuotaExceeded, match=r"the user may hold at most 0.3 GPUs at once, and this needs 1$"):
+    with pytest.raises(QuotaExceeded, match=r"the user may hold at most 0.3 GPUs at once, and this request needs 1$"):
         decide(view, parse_request(gpus="1"))
 
 
@@ -122,19 +125,19 @@ def test_a_refusal_does_not_speak_of_what_the_user_holds() -> None:
         (
             UserQuota(gpu_percent=14),
             parse_request(mig_profile="1g.5gb"),
-            "may hold at most 0.14 GPUs at once, and this needs 0.15",
+            "may hold at most 0.14 GPUs at once, and this request needs 0.15",
         ),
         (
             UserQuota(memory=40 * GIB - 1),
             parse_request(gpus="1"),
-            "may hold at most 39.99 GiB at once, and this needs 40 GiB",
+            "may hold at most 39.99 GiB at once, and this request needs 40 GiB",
         ),
         (
             UserQuota(memory=500 * 2**20),
             parse_request(mig_profile="1g.5gb"),
-            "may hold at most 500 MiB at once, and this needs 48",
+            "may hold at most 500 MiB at once, and this request needs 48",
         ),
-        (UserQuota(shares=2), parse_request(gpus="3"), "may hold at most 2 shares at once, and this needs 3"),
+        (UserQuota(shares=2), parse_request(gpus="3"), "may hold at most 2 shares at once, and this request needs 3"),
     ],
     ids=str,
 )
@@ -217,9 +220,9 @@ def test_a_groups_limit_holds_for_all_its_members_together_beside_their_own() ->
     view, bobs = filled(view, BOB, one)
     assert (anns, bobs) == (2, 1)
     told = [each.text for each in _waiting(replace(view, asker=BOB), one).obstacles if each.reason is Reason.QUOTA]
-    assert told[-1] == "group msc may hold at most 3 GPUs at once, already holds 3, and this needs 1"
+    assert told[-1] == "group msc may hold at most 3 GPUs at once, already holds 3, and this request needs 1"
     assert filled(view, CY, one)[1] == 1, "others are in no group"
-    with pytest.raises(QuotaExceeded, match="group msc may hold at most 3 GPUs at once, and this needs 4"):
+    with pytest.raises(QuotaExceeded, match="group msc may hold at most 3 GPUs at once, and this request needs 4"):
         decide(replace(view, asker=BOB), parse_request(gpus="4"))
 
 
@@ -254,7 +257,7 @@ def test_the_explanation_says_which_limit_and_whose_end_helps() -> None:
         view = given_to(view, ANN, _granted(view, request), request)
     answer = explain(view, parse_request(mig_profile="3g.20gb"))
     assert answer.summary == (
-        "--mig-profile 3g.20gb waits: the user may hold at most 1 GPU at once, already holds 0.93, and this needs 0.5"
+        "--mig-profile 3g.20gb waits: the user may hold at most 1 GPU at once, already holds 0.93, and this request needs 0.5"
     )
     (remedy,) = answer.remedies
     assert remedy.allocation_ids == (view.allocations[1].id,)

@@ -39,7 +39,7 @@ from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 
 _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 5.0
-_HINT = "to see why the driver does not load, run: journalctl -b -k, and nvidia-smi"
+_HINT = "to see why the driver does not load, run: journalctl -b -k; nvidia-smi"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class BootCut:
             return plan_layout(view, boot_layout(self.wanted, self.layouts, view.node))
 
         self._free_shares_of_pods(host.ledger)
-        self.tell(f"cutting the GPUs as {self.wanted} asks")
+        self.tell(f"cutting the GPUs for {self.wanted}")
         decision = Change(host, HookRunner(), WaitLimit(wait=False), progress=self.progress).to_layout(decide)
         node = host.driver.observe()
         self._verify(node)

@@ -88,7 +88,7 @@ class InstalledUnit:
         if self.file.is_symlink():
             raise UsageError(
                 f"{self.file} is a link to {self.file.readlink()}: the unit is masked or replaced",
-                hint=f"systemctl unmask {self.name}, or remove the link",
+                hint=f"run systemctl unmask {self.name}, or remove the link",
             )
         try:
             current = self.file.read_text() if self.installed else None
@@ -150,7 +150,9 @@ _ORDER = re.compile(r"^(After|Before)\s*=(.*)$", re.MULTILINE)
 
 WAIT_SECONDS = 120.0
 """How long the unit waits for a late driver by default."""
-MARK = "# Made by Tranche's agent, which removes it again. Put a file of your own in its place, and that one stays.\n"
+MARK = (
+    "# Made by Tranche's agent, which removes it again. If you put your own file in its place, the agent keeps yours.\n"
+)
 
 
 def install_unit(

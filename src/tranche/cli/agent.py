@@ -361,7 +361,7 @@ def command(context: click.Context, /, **values: Any) -> None:
         _refuse_to_stop_host_services(os.environ)
     if values["with_reboot"] and not values["host_root"].is_dir():
         raise UsageError(
-            f"--with-reboot needs the host's root folder, and found none at {values['host_root']}",
+            f"--with-reboot needs the host's root folder, but there is none at {values['host_root']}",
             hint="mount it there (the chart does so with migManager.withReboot=true), or give its path with --host-root",
         )
     # Sockets and state belong to this process alone: nothing else on a cluster's node reads them.

@@ -54,7 +54,7 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     """
     refuse_kubeconfig_alone(kubeconfig, cluster)
     if cluster and output == "svg":
-        raise UsageError("-o svg draws only one machine", hint="leave out --cluster")
+        raise UsageError("-o svg draws only one machine", hint="omit --cluster")
     if cluster:
         from tranche.cli.nodes import show_gpus  # seldom needed, and slow to import
 

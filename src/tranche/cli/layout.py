@@ -376,7 +376,7 @@ def assert_layout(
     if mismatches:
         raise LayoutMismatch(
             "Assertion failure: selected configuration not currently applied: " + "; ".join(map(str, mismatches)),
-            hint="see what would change with: tranche layout plan",
+            hint="to see what would change, run: tranche layout plan",
         )
     what = "MIG mode settings from configuration" if mode_only else "MIG configuration"
     say(f"Selected {what} currently applied")

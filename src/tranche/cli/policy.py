@@ -286,7 +286,7 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
         raise UsageError("--off takes no weight", hint="for example: tranche policy fair --off")
     if not off and (weight is None) is not (not users and not groups):
         raise UsageError(
-            "--weight needs --user or --group, and they need --weight",
+            "--weight must be used together with --user or --group",
             hint="for example: tranche policy fair --user ann --weight 2",
         )
     if weight is not None and (_WEIGHT.fullmatch(weight) is None or int(weight) == 0):

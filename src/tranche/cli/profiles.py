@@ -130,7 +130,7 @@ def _observe(settings: Settings) -> NodeState:
     except DriverNotFound as error:
         raise DriverNotFound(
             error.message,
-            hint="boards in the catalogue need no driver: tranche profiles --board A100-40GB; list them with --boards",
+            hint="boards in the catalogue need no driver: tranche profiles --board A100-40GB; list the boards with --boards",
         ) from error
 
 

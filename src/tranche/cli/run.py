@@ -100,7 +100,10 @@ def run_command(
 ) -> int:
     """Run the command in a share, as the options say, and return its exit code."""
     if not wait and timeout is not None:
-        raise UsageError("--no-wait and --timeout cannot be combined", hint="--no-wait fails at once, --timeout waits")
+        raise UsageError(
+            "--no-wait and --timeout cannot be combined",
+            hint="--no-wait does not wait at all; --timeout waits for a limited time",
+        )
     asked, patience = parse_request(**request), WaitLimit(wait=wait, seconds=timeout)
 
     def say_of_run(line: str) -> None:

@@ -102,7 +102,7 @@ def _element(text: str, value: str) -> tuple[WantedProfile, int]:
         raise PartitionInvalid(f"'{text}' {where} is not a profile", hint=_EXAMPLES)
     count = 1 if match["count"] is None else int(match["count"])
     if count == 0:
-        raise PartitionInvalid(f"'{text}' {where} asks for zero slices", hint="a count is at least 1")
+        raise PartitionInvalid(f"'{text}' {where} asks for zero slices", hint="a count must be at least 1")
     if placed := _PLACED.fullmatch(match["profile"]):
         raise PartitionInvalid(
             f"'{text}' {where} names a placement",

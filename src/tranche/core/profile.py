@@ -75,7 +75,7 @@ def parse_profile(text: str) -> ProfileName:
     slices, memory_gb = int(match["g"]), int(match["gb"])
     compute = int(match["c"]) if match["c"] is not None else slices
     if slices == 0 or compute == 0:
-        raise UsageError(f"'{text}' is not a MIG profile name: a slice count is at least 1")
+        raise UsageError(f"'{text}' is not a MIG profile name: a slice count must be at least 1")
     if compute != slices and 2 * compute > slices + 1:
         raise UsageError(
             f"'{text}' is not a MIG profile name: a GPU instance of {slices} slices has no compute instance of {compute}"

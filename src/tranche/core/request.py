@@ -128,13 +128,13 @@ def parse_request(
     given = [text for text in (gpus, gpu, gpu_memory, mig_profile) if text is not None]
     if len(given) != 1:
         raise UsageError(
-            "ask for exactly one of --gpus, --gpu, --gpu-memory and --mig-profile",
+            "give exactly one of --gpus, --gpu, --gpu-memory and --mig-profile",
             hint="for example: --gpu-memory 4Gi",
         )
     demand: Demand
     if gpus is not None:
         demand = WholeGpus(
-            _whole(gpus, "number of whole GPUs", "write it as --gpus 1; for a part of one GPU use --gpu 0.5")
+            _whole(gpus, "number of whole GPUs", "write it as --gpus 1; for a part of one GPU, use --gpu 0.5")
         )
     elif gpu is not None:
         demand = GpuShare(parse_fraction(gpu))
@@ -173,7 +173,7 @@ _LEVELS = "'hard', 'soft', 'none' or 'any'"
 def _parse_shares(text: str, demand: Demand) -> int:
     if isinstance(demand, WholeGpus):
         raise UsageError(
-            "--count needs --gpu, --gpu-memory or --mig-profile", hint="for several whole GPUs use --gpus N"
+            "--count needs --gpu, --gpu-memory or --mig-profile", hint="for several whole GPUs, use --gpus N"
         )
     return _whole(text, "number of shares", "write it as --count 2: two shares, each on another GPU")
 

@@ -88,7 +88,7 @@ def _use(value: object, of: str) -> GpuPolicy:
     # YAML 1.1 reads off as false.
     word = "off" if value is False else value
     if not isinstance(word, str) or word not in list(GpuPolicy):
-        raise PolicyInvalid(f"sharing of {of} must be one of {_WORDS}")
+        raise PolicyInvalid(f"the sharing of {of} must be one of {_WORDS}")
     return GpuPolicy(word)
 
 

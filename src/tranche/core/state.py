@@ -331,7 +331,7 @@ class NodeState:
             if gpu.index == index:
                 return gpu
         raise GpuNotFound(
-            f"no GPU {index} on this machine, which has {len(self.gpus)}",
+            f"no GPU {index} on this machine, which has {len(self.gpus)} GPU{'s' if len(self.gpus) != 1 else ''}",
             hint="list the GPUs with: tranche gpus",
         )
 

@@ -51,7 +51,7 @@ def request_from_dict(data: Mapping[str, Any]) -> Request:
         from fractions import Fraction  # a slow import, and few requests hold a fraction
 
         if _FRACTION.fullmatch(data["gpu"]) is None:
-            raise LedgerCorrupt("a share of a GPU is not a fraction")
+            raise LedgerCorrupt("the ledger has a GPU share that is not a fraction")
         demand = GpuShare(Fraction(data["gpu"]))
     elif "gpuMemoryBytes" in data:
         demand = GpuMemory(data["gpuMemoryBytes"])

@@ -121,7 +121,7 @@ def share_page(allocation_id: str, overview: Document, events: Sequence[Document
             )
             for grant in found["grants"]
         ]
-        given = table("What it was given", ("GPU", "What", "By", "Isolation", "Walls"), rows, "Nothing.")
+        given = table("What was granted", ("GPU", "What", "By", "Isolation", "Walls"), rows, "Nothing.")
     live = element("div", figures(facts), given, element("h2", "Its life"), event_table(events, overview["gpus"]))
     return DashboardPage(f"Share {allocation_id}", live)
 

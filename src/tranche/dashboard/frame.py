@@ -145,7 +145,7 @@ def _ways(path: str, views: Sequence[tuple[str, str]]) -> Element:
 def _liveness(taken: float, trouble: str, unseen: str) -> Element:
     """Says when the picture was taken; without the script, that is all."""
     at, why = describe.timestamp(taken), f": {trouble}" if trouble else ""
-    said = element("span", "as of ", moment(at), f"{why}; reload for news", id="live-said")
+    said = element("span", "as of ", moment(at), f"{why}; reload to update", id="live-said")
     return element("p", said, id="live", role="status", class_="still", data_taken=at, data_unseen=unseen)
 
 

@@ -21,10 +21,10 @@ _COLUMNS = (
 )
 _NO_ORDER = TableOrder()
 _BAR_PIXELS = 1200
-_LATELY = "Gauges are read once a minute, and oftener while a page is open. This server keeps an hour of them."
+_LATELY = "Gauges are read once a minute, and more often while a page is open. This server keeps them for an hour."
 _OVER_DAYS = (
-    "Means of five minutes each, which 'tranche dashboard' writes down while it runs, whether a page is open or not. "
-    f"Where there is nothing, it did not run. {KEPT_DAYS} days are kept."
+    "Five-minute means, which 'tranche dashboard' records while it runs, whether a page is open or not. "
+    f"In a gap, it did not run. It keeps {KEPT_DAYS} days."
 )
 
 
@@ -123,7 +123,7 @@ def _use_of(
     return (charts or element("p", f"Nothing was recorded in this time. {_OVER_DAYS}", class_="muted"),)
 
 
-_PROGRESS = {"pending": "to do", "intended": "now", "done": "done", "needless": "was so already"}
+_PROGRESS = {"pending": "to do", "intended": "now", "done": "done", "needless": "already done"}
 
 
 def _running(plan: Document, uuid: str) -> Element:
@@ -131,7 +131,7 @@ def _running(plan: Document, uuid: str) -> Element:
     steps = [each for each in plan["steps"] if each["gpuUUID"] == uuid]
     what = "Being undone" if plan["status"] == "undoing" else "Being changed"
     rows = [(each["step"], _PROGRESS.get(each["status"], each["status"])) for each in steps]
-    return table(f"{what}: {plan['purpose']}", ("Step", "How far"), rows, "No step.")
+    return table(f"{what}: {plan['purpose']}", ("Step", "Progress"), rows, "No step.")
 
 
 _UNKNOWN: Document = {"memoryUsedBytes": None, "busy": None}
@@ -153,7 +153,7 @@ def _facts(gpu: Document, reading: Document | None, since: StateHistory) -> Elem
         pairs += [(word, measured(reading[name], unit)) for word, name, unit in _GAUGES]
     if gpu["withheld"]:
         cordoned = since.said(gpu, BlockStatus.CORDONED, None, ())
-        pairs.insert(0, ("not given away", element("span", gpu["withheld"], [" for ", cordoned] if cordoned else None)))
+        pairs.insert(0, ("withheld", element("span", gpu["withheld"], [" for ", cordoned] if cordoned else None)))
     if gpu["lost"]:
         pairs.insert(0, ("health", "lost by the driver"))
     if gpu["mig"]["mode"] == "enabled":

@@ -83,7 +83,7 @@ def spans_drawn(
     units = gpu["memorySlices"] or _UNCUT
     drawing = _Drawing(units, since, now)
     boxes = [*map(drawing.slice_box, slices), *drawing.share_boxes(shares)]
-    described = f"{len(slices)} slices and {len(shares)} shares; the table below says the same"
+    described = f"{len(slices)} slices and {len(shares)} shares; the table below has the same data"
     picture = element(
         "svg", boxes, role="img", aria_label=described, width="100%", height=units * _UNIT, class_="bar history"
     )
@@ -193,9 +193,9 @@ def _as_table(shares: Sequence[HistorySpan], known: Mapping[str, Document], orde
             str(each.place),
             holder_without_id(known[each.allocation_id]) if each.allocation_id in known else "",
             None if each.began is None else moment(describe.timestamp(each.began)),
-            "held still" if each.ended is None else moment(describe.timestamp(each.ended)),
+            "still held" if each.ended is None else moment(describe.timestamp(each.ended)),
         )
         for each in reversed(shares)
     ]
     columns = ("Share", "What", "Whose", "From", "Until")
-    return order.table("held", "Past holders, newest first", columns, rows, "Nobody held any of it.")
+    return order.table("held", "Past holders, newest first", columns, rows, "It was not held.")

@@ -28,12 +28,12 @@ def _previewed(chosen: str, preview: Document, overview: Document) -> Iterator[C
     blockers = [each for gpu in preview["gpus"] for each in gpu["blockers"]]
     if blockers:
         yield element(
-            "p", element("strong", "Refused now"), ": nothing would be changed, for this is in use:", class_="note"
+            "p", element("strong", "Refused now"), ": nothing would be changed, because this is in use:", class_="note"
         )
         yield element("ul", [element("li", each) for each in blockers])
     else:
         yield element("p", element("strong", "Possible now"), f": {preview['summary']}.")
-        yield element("p", "To do it: ", code(f"tranche layout apply -c {chosen}"))
+        yield element("p", "To apply it: ", code(f"tranche layout apply -c {chosen}"))
     yield from (element("p", each, class_="note") for each in preview["warnings"])
     if preview.get("lost"):
         yield element("p", f"The driver cannot reach {', '.join(preview['lost'])}.", class_="note")
@@ -41,7 +41,7 @@ def _previewed(chosen: str, preview: Document, overview: Document) -> Iterator[C
     yield from before_and_after(overview["gpus"], preview["after"], overview["allocations"])
     steps = [(f"GPU {gpu['index']}", each) for gpu in preview["gpus"] for each in gpu["steps"]]
     yield table("What would be done" if not blockers else "Steps where nothing is in the way",
-                ("GPU", "Step"), steps, "Nothing is to be done.")  # fmt: skip
+                ("GPU", "Step"), steps, "There is nothing to do.")  # fmt: skip
 
 
 def before_and_after(

@@ -168,7 +168,7 @@ class DashboardFinding:
     since: str = ""
 
 
-def needs_line(needs: Sequence[DashboardFinding], now: float, none: str = "Nothing needs you.") -> Element:
+def needs_line(needs: Sequence[DashboardFinding], now: float, none: str = "Nothing needs attention.") -> Element:
     """What to show before everything else; `none` is said where there is nothing."""
     if not needs:
         return element("p", none, class_="needs-none")

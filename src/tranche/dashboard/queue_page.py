@@ -59,7 +59,7 @@ def ask_page(fields: Mapping[str, str], answered: Callable[[Request], Iterable[C
 def _request(fields: Mapping[str, str]) -> Request:
     kind = fields.get("kind", "")
     if kind not in (name for name, _, _ in _KINDS):
-        raise UsageError("choose what to ask for", hint=f"one of {', '.join(sorted(name for name, _, _ in _KINDS))}")
+        raise UsageError("choose what to request", hint=f"one of {', '.join(sorted(name for name, _, _ in _KINDS))}")
     return parse_request(
         **{kind: fields.get("amount", "")},
         isolation=fields.get("isolation") or "soft",
@@ -92,7 +92,7 @@ def told_request(request: Document) -> str:
     if "gpuMemoryBytes" in request:
         asked = f"{memory(request['gpuMemoryBytes'])} of GPU memory"
     elif "migProfile" in request:
-        asked = f"a slice {request['migProfile']}"
+        asked = f"a {request['migProfile']} slice"
     elif "gpu" in request:
         asked = f"{request['gpu']} of a GPU"
     else:

@@ -39,12 +39,12 @@ def read_token(path: Path) -> str:
         pass
     except OSError as error:
         why = "it is a link" if error.errno == errno.ELOOP else error.strerror
-        raise PermissionDenied(f"the token {path} cannot be read: {why}", hint=_another(path)) from error
+        raise PermissionDenied(f"the token file {path} cannot be read: {why}", hint=_another(path)) from error
     try:
         return _made(path)
     except OSError as error:
         raise PermissionDenied(
-            f"the token {path} cannot be written: {error.strerror}",
+            f"the token file {path} cannot be written: {error.strerror}",
             hint="set XDG_STATE_HOME to put it into another folder",
         ) from error
 
@@ -74,14 +74,14 @@ def _existing(path: Path) -> str:
     finally:
         os.close(descriptor)
     if stat.S_ISDIR(found.st_mode):
-        raise PermissionDenied(f"the token {path} is a folder", hint=_another(path))
+        raise PermissionDenied(f"the token file {path} is a folder", hint=_another(path))
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PermissionDenied(f"the token {path} is not private to you", hint=_another(path))
+        raise PermissionDenied(f"the token file {path} is not private to you", hint=_another(path))
     if _OURS.fullmatch(content) is None:
-        raise PermissionDenied(f"the token {path} was not created by Tranche", hint=_another(path))
+        raise PermissionDenied(f"the token file {path} was not created by Tranche", hint=_another(path))
     return content.decode().strip()
 
 
 def _another(path: Path) -> str:
     remove = "rm -r" if path.is_dir() and not path.is_symlink() else "rm"
-    return f"remove it, and another one is made: {remove} {shlex.quote(str(path))}"
+    return f"remove it, and Tranche creates another: {remove} {shlex.quote(str(path))}"

@@ -60,7 +60,7 @@ def waste_page(
             "Held, but no process is running on it",
             ("What", "Memory", "Held by", "User", "For"),
             unused,
-            "All that is held is in use.",
+            "Everything that is held is in use.",
         ),
         order.table(
             "too-large",
@@ -71,7 +71,7 @@ def waste_page(
         ),
         order.table(
             "idle",
-            "Cut, and held by nobody",
+            "Cut, but not held",
             ("What", "Memory", "Made by", "For"),
             idle,
             "Every slice is held or in use.",
@@ -82,7 +82,7 @@ def waste_page(
             "By user and namespace, largest first",
             ("Whose", "Shares", "Held", "Unused now", "More than needed now"),
             [_owned(each) for each in waste["owners"]],
-            "Nobody held anything.",
+            "Nothing was held.",
         ),
         order.table(
             "use",
@@ -94,7 +94,7 @@ def waste_page(
         element(
             "p",
             "A program may have used more memory a moment ago. The page knows only whether a program runs in a share now; "
-            "the events say how long the share was held.",
+            "the events show how long the share was held.",
             class_="muted",
         ),
     )

@@ -81,7 +81,7 @@ def grant(given: Grant, node: NodeState) -> str:
         case FractionalShare():
             amount = format_memory(given.memory)
             inside = "" if given.slot is None else f" of {given.slot.profile} at {given.slot.placement}"
-            ceiling = "" if given.compute is None else f", at most {given.compute} % of its compute"
+            ceiling = "" if given.compute is None else f", at most {given.compute}% of its compute"
             return f"{where}: {amount}{inside}{ceiling}"
 
 

@@ -212,7 +212,7 @@ class MpsControlClient:
             raise MpsFailed(
                 f"the memory limit of the MPS daemon at {self.pipes} was set to {text}, but the daemon reports "
                 f"{said.strip() or 'nothing'}",
-                hint="limits need a driver of release 495 or later",
+                hint="limits require driver release 495 or later",
             )
 
 
@@ -287,5 +287,5 @@ def _unlike(said: ReportedLimit, memory: int, *, to_come: bool) -> str:
         return f"the memory limit is {said.by_number}, but was set to {limit_text(memory)}"
     share = read_percentage(said.compute)
     if share is not None and 0 < share < ALL_COMPUTE:  # that is a daemon's default, which Tranche never changes
-        return f"the compute ceiling is {share:g} %, but none was set"
+        return f"the compute ceiling is {share:g}%, but none was set"
     return ""

@@ -169,7 +169,7 @@ class MpsProcess:
         if longest > _SOCKET_PATH_BYTES:
             raise MpsPathTooLong(
                 f"the sockets of an MPS daemon in {self.pipes} would have paths of {longest} bytes; "
-                f"the kernel allows {_SOCKET_PATH_BYTES}",
+                f"the kernel allows at most {_SOCKET_PATH_BYTES}",
                 hint="choose a state folder with a shorter path: --state-dir",
             )
 
@@ -258,7 +258,7 @@ class MpsProcess:
                 _kill(process, sleep)
             if left := sorted(process.pid for process in living if process.lives):
                 pids = ", ".join(map(str, left))
-                raise MpsFailed(f"the MPS daemon at {self.pipes} does not end: processes {pids} are still running")
+                raise MpsFailed(f"the MPS daemon at {self.pipes} did not end: processes {pids} are still running")
         shutil.rmtree(self.pipes, ignore_errors=True)
         remove_daemon_group()
 

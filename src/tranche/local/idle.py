@@ -74,7 +74,7 @@ class IdleWatch:
         if ends and self._warned is None:
             self._tell(
                 f"this hold has been idle for {idle}: Tranche ends it{self._programs()} in "
-                f"{format_duration(round(WARNING_SECONDS))}, unless a program works on its GPU before"
+                f"{format_duration(round(WARNING_SECONDS))}, unless a program uses its GPU before then"
             )
             self._warned, self._told = now, True
         elif ends and self._warned is not None and now - self._warned >= WARNING_SECONDS:
@@ -82,7 +82,7 @@ class IdleWatch:
         elif not self._told:
             how = "" if self._allocation.command == HELD else " --terminate"
             self._tell(
-                f"this share has been idle for {idle}: if you no longer need it, give it back with: tranche release "
+                f"this share has been idle for {idle}: if you no longer need it, release it with: tranche release "
                 f"{self._allocation.id}{how}"
             )
             self._told = True

@@ -163,10 +163,13 @@ class RunService:
         if uid and users.count(uid) >= MOST_OF_A_USER:
             raise NoRoom(
                 f"{user_name(uid)} already has {MOST_OF_A_USER} connections, the most that one user can have",
-                hint="wait until one of them ends: tranche ps",
+                hint="wait until one of them ends; list them with: tranche ps",
             )
         if len(users) >= MOST_OF_ALL:
-            raise NoRoom(f"the service already has {MOST_OF_ALL} requests", hint="try again later: tranche ps")
+            raise NoRoom(
+                f"the service already has {MOST_OF_ALL} requests",
+                hint="try again later; list the requests with: tranche ps",
+            )
         peer = ClientProcess(pid, uid, os.pidfd_open(pid))
         found = process_at(pid)
         if found is None or found.uid != uid:  # ended, and its pid may be another's already
@@ -346,7 +349,7 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
         if full:
             raise NoRoom(
                 f"{user_name(peer.uid)} already has {MOST_RUNS_OF_A_USER} runs, the most that one user can have",
-                hint="wait until one of them ends: tranche ps",
+                hint="wait until one of them ends; list them with: tranche ps",
             )
         asked, command, patience, cdi = _parse(message)
         connection.send({"event": "accepted"})

@@ -283,7 +283,7 @@ def extend(host: Host, allocation_id: str, seconds: int, uid: int) -> str:
         before = found.request.time_limit
         if uid and not (isinstance(found.keeper, ProcessKeeper) and found.keeper.uid == uid):
             raise PermissionDenied(
-                f"allocation {found.id} belongs to another user", hint="ask its owner, or an administrator"
+                f"allocation {found.id} belongs to another user", hint="ask its owner or an administrator"
             )
         if before is None:
             raise UsageError(f"allocation {found.id} has no time limit", hint="it lasts until its command ends")
@@ -304,4 +304,4 @@ def extend(host: Host, allocation_id: str, seconds: int, uid: int) -> str:
         with host.ledger.write() as db:
             register.set_request(db, found.id, replace(found.request, time_limit=after))
             chronicle.time_extended(db, host.clock(), found.id, after)
-    return f"{found.id}: the time limit is {format_duration(after)} now; it was {format_duration(before)}"
+    return f"{found.id}: the time limit is now {format_duration(after)}; it was {format_duration(before)}"

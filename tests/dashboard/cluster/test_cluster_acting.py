@@ -80,7 +80,7 @@ def events(page: ServedClusterPage) -> list[Any]:
 def test_a_node_is_cordoned_and_uncordoned_in_the_name_of_its_viewer(page: ServedClusterPage) -> None:
     assert CORDON.replace("&", "&amp;") in page.ask("/nodes/n1", "t-olga").text
     shown = page.ask(CORDON, "t-olga")
-    assert "No new pods are put on node n1" in shown.text
+    assert "No new pods can be scheduled on node n1" in shown.text
     assert changes(page) == []
     done = send(page, "t-olga", fields_of(shown))
     assert (done.status, done.headers["location"]) == (303, "/nodes/n1")
@@ -92,11 +92,11 @@ def test_a_node_is_cordoned_and_uncordoned_in_the_name_of_its_viewer(page: Serve
     wait_until(page, lambda: "it is cordoned" in page.ask("/nodes/n1", "t-olga").text)
     again = page.ask(CORDON, "t-olga")
     assert again.status == 400
-    assert "cordoned already" in again.text
+    assert "already cordoned" in again.text
     # Who has the plan before him is told by the page that is open, which asks for nothing that fails.
     open_still = page.ask(CORDON, "t-olga", tranche_part="view")
     assert open_still.status == 200
-    assert "cordoned already" in open_still.text
+    assert "already cordoned" in open_still.text
     send(page, "t-olga", fields_of(page.ask("/act?kind=uncordon&node=n1", "t-olga")))
     assert changes(page)[-1].body == {"spec": {"unschedulable": None}}
 
@@ -132,7 +132,7 @@ def test_the_plan_of_a_layout_says_what_it_takes_from_whom_and_is_another_when_t
 @pytest.mark.parametrize(
     ("layouts", "says"),
     [
-        (None, "What a layout would do is not known"),
+        (None, "What a layout would do is unknown"),
         (NOT_MANAGED, "it runs without the MIG manager"),
         (WAITING, "The agent would do nothing: selected mig-config not present: no-such"),
     ],
@@ -200,7 +200,7 @@ def test_no_form_counts_twice_or_from_elsewhere_or_for_another_plan(page: Served
     page.api.change(lambda server: _uncordon(server))
     wait_until(page, lambda: page.ask(CORDON, "t-olga").status == 200)
     again = send(page, "t-olga", fields)
-    assert (again.status, "was sent already" in text_of(parsed(again.text))) == (409, True)
+    assert (again.status, "has already been sent" in text_of(parsed(again.text))) == (409, True)
     assert len(changes(page)) == 1
 
 

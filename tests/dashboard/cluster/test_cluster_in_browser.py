@@ -89,10 +89,10 @@ def test_the_page_says_when_its_viewer_is_not_let_in_any_more(browser: Any, page
     page.api.change(lambda server: server.put("/api/v1/nodes/n1", cordoned))
     viewer.page.locator("#view", has_text="it is cordoned").wait_for()
     viewer.open("/you")
-    viewer.page.get_by_role("button", name="Leave").click()
-    viewer.page.get_by_text("You have left.").wait_for()
+    viewer.page.get_by_role("button", name="Sign out").click()
+    viewer.page.get_by_text("You have signed out.").wait_for()
     go(viewer.page, f"{viewer.address}/queue")
-    viewer.page.get_by_text("Sign in").wait_for()
+    viewer.page.get_by_role("heading", name="Sign in").wait_for()
 
 
 def test_an_open_page_shows_what_is_used_now_though_nothing_else_has_changed(
@@ -123,7 +123,7 @@ def test_a_node_is_cordoned_after_its_plan_was_seen(browser: Any, page: ServedCl
     viewer = entered(browser, page.address, "t-olga")
     viewer.open("/nodes/n1")
     viewer.page.get_by_role("link", name="Cordon: show the plan").click()
-    viewer.page.get_by_text("No new pods are put on node n1").wait_for()
+    viewer.page.get_by_text("No new pods can be scheduled on node n1").wait_for()
     viewer.page.get_by_role("button", name="Cordon node n1").click()
     viewer.page.wait_for_url(f"{viewer.address}/nodes/n1")
     viewer.page.locator("#view", has_text="it is cordoned").wait_for()
@@ -139,9 +139,9 @@ def test_a_layout_is_previewed_and_set_by_the_keyboard_alone(browser: Any, page:
     viewer.page.keyboard.press("Tab")
     viewer.page.keyboard.press("Enter")
     viewer.page.locator("#view", has_text="in use by pod blue/blue-train-0").wait_for()
-    viewer.page.get_by_role("link", name="the layout all-7g.40gb: show the plan").press("Enter")
+    viewer.page.get_by_role("link", name="Apply layout all-7g.40gb to node n1: show the plan").press("Enter")
     viewer.page.get_by_text("At once on GPU 1").wait_for()
-    viewer.page.get_by_role("button", name="Give node n1 the layout all-7g.40gb").press("Enter")
+    viewer.page.get_by_role("button", name="Apply layout all-7g.40gb to node n1").press("Enter")
     viewer.page.wait_for_url(f"{viewer.address}/nodes/n1")
     viewer.page.locator("#view", has_text="all-7g.40gb").wait_for()
     assert viewer.complaints == []
@@ -161,7 +161,7 @@ def test_whom_a_proxy_names_cordons_a_node_in_every_look(browser: Any, tmp_path:
             assert (viewer.violations(), viewer.overflows) == ([], False)
             viewer.open("/nodes/n1")
             viewer.page.get_by_role("link", name=f"{action}: show the plan").click()
-            viewer.page.get_by_text("with an account of its own").wait_for()
+            viewer.page.get_by_text("with its own account").wait_for()
             assert (viewer.violations(), viewer.overflows) == ([], False)
             viewer.page.get_by_role("button", name=f"{action} node n1").click()
             viewer.page.wait_for_url(f"{viewer.address}/nodes/n1")
@@ -169,8 +169,7 @@ def test_whom_a_proxy_names_cordons_a_node_in_every_look(browser: Any, tmp_path:
             viewer.page.locator(f"#view{seen}" if action == "Cordon" else f"#view:not({seen})").wait_for()
             context.close()
         assert [each["message"] for each in events(page)] == [
-            f"{action} node n1: done by ana, whom the proxy named, from the dashboard"
-            for action in ("Cordon", "Uncordon")
+            f"{action} node n1: done by ana (named by a proxy) from the dashboard" for action in ("Cordon", "Uncordon")
         ]
 
 
@@ -192,9 +191,9 @@ def test_an_agent_that_is_killed_is_said_and_its_return_is_seen(browser: Any, pa
     row.get_by_text("its agent has not renewed its report: last seen").wait_for()
     assert row.locator("td[data-label=Free]").inner_text() == "unknown"
     viewer.open("/nodes/n1")
-    viewer.page.locator("#view", has_text="What is shown is of then.").wait_for()
+    viewer.page.locator("#view", has_text="The page shows the state at that time.").wait_for()
     page.api.change(lambda server: tell(server, "n1", view))
-    viewer.page.locator("#view:not(:has-text('What is shown is of then.'))").wait_for()
+    viewer.page.locator("#view:not(:has-text('The page shows the state at that time.'))").wait_for()
     viewer.open("/")
     viewer.page.locator("#node-n1 td[data-label=Free]:has-text('%')").wait_for()
     assert viewer.complaints == []

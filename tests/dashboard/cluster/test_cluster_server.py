@@ -194,11 +194,11 @@ def test_each_sees_what_is_his(page: ServedClusterPage) -> None:
     assert [each["name"] for each in page.json("/api/nodes", "t-nils")["nodes"]] == ["n1"]
     assert page.ask("/nodes/n2", "t-nils").status == 404
     assert page.json("/api/nodes", "t-eve")["nodes"] == []
-    assert "You may list neither the nodes" in page.ask("/", "t-eve").text
+    assert "You have no permission to list this cluster's nodes" in page.ask("/", "t-eve").text
     assert [each["name"] for each in page.json("/api/events", "t-ana")["events"]] == ["blue-waits"]
     assert "names of namespaces" in page.ask("/you", "t-ana").text
     assert figures(parsed(page.ask("/you", "t-ana").text))["names of namespaces"] == "blue"
-    assert "This page only shows." in page.ask("/you", "t-ana").text
+    assert "This page is read-only." in page.ask("/you", "t-ana").text
 
 
 def test_a_node_that_nobody_has_heard_is_not_shown_as_empty_or_as_of_now(page: ServedClusterPage) -> None:
@@ -207,13 +207,13 @@ def test_a_node_that_nobody_has_heard_is_not_shown_as_empty_or_as_of_now(page: S
     assert n2["trouble"] == "its agent has not renewed its report"
     assert n2["seen"] < n1["seen"]
     shown = text_of(parsed(page.ask("/nodes/n2", "t-olga").text))
-    assert "Not seen since" in shown
-    assert "What is shown is of then" in shown
+    assert "No report since" in shown
+    assert "The page shows the state at that time" in shown
     page.api.change(
         lambda server: server.put("/api/v1/nodes/mute", node_object("mute", labels={"tranche.dev/gpu": "true"}))
     )
     wait_until(page, lambda: page.ask("/nodes/mute", "t-olga").status == 200)
-    assert "Nothing is known of its GPUs" in page.ask("/nodes/mute", "t-olga").text
+    assert "Its GPUs are unknown" in page.ask("/nodes/mute", "t-olga").text
     assert page.json("/api/nodes/mute", "t-olga")["overview"] is None
     page.api.change(lambda server: server.delete("/api/v1/nodes/mute"))
     wait_until(page, lambda: page.ask("/nodes/mute", "t-olga").status == 404)
@@ -223,17 +223,17 @@ def test_the_queue_says_why_pods_wait_and_how_many_others_do(page: ServedCluster
     shown = parsed(page.ask("/queue", "t-ana").text)
     (row,) = tables(shown)["Pods that wait for GPUs, oldest first"]
     assert row[0] == "blue/blue-waits"
-    assert "1 more wait in other namespaces" in text_of(shown)
+    assert "1 more pod waits in other namespaces" in text_of(shown)
     rows = tables(parsed(page.ask("/queue", "t-olga").text))["Pods that wait for GPUs, oldest first"]
     assert {each[0] for each in rows} == {"blue/blue-waits", "zebra/zebra-waits"}
-    assert "choose what to ask for" in page.ask("/ask?amount=4Gi", "t-ana").text
-    assert "choose what to ask for" not in page.ask("/ask", "t-ana").text
+    assert "choose what to request" in page.ask("/ask?amount=4Gi", "t-ana").text
+    assert "choose what to request" not in page.ask("/ask", "t-ana").text
     assert page.ask("/ask?kind=gpu_memory&amount=4Gi", "t-ana").status == 200
 
 
 def test_whoever_may_see_nothing_is_not_told_that_others_wait(page: ServedClusterPage) -> None:
-    assert "more wait" not in page.ask("/queue", "t-eve").text
-    assert "1 more wait" in page.ask("/queue", "t-nils").text
+    assert "more pod" not in page.ask("/queue", "t-eve").text
+    assert "1 more pod waits" in page.ask("/queue", "t-nils").text
 
 
 def test_events_that_somebody_forges_are_neither_about_nodes_nor_of_the_future(page: ServedClusterPage) -> None:

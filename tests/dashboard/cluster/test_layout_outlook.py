@@ -104,7 +104,7 @@ def test_whoever_sees_one_team_sees_the_same_plan_without_the_names_of_others(
 def test_it_says_what_it_keeps_and_what_it_takes_from_whom() -> None:
     view = held_by(a100s(1), ("blue", 0), ("zebra", 1))
     ours = layouts_of(view, sight=NameVisibility(frozenset({"blue"}))).outlook("all-7g.40gb")
-    assert ours.said[0] == "This has to end first; the agent waits for it, and gives its place to nobody new:"
+    assert ours.said[0] == "These have to end first; the agent waits for them, and gives their devices to no one else:"
     assert len(ours.blockers) == 2
     (blue,) = (each for each in ours.said if "blue/blue-train-0" in each)
     assert "1g.5gb at 0:1 of GPU 0" in blue
@@ -118,16 +118,16 @@ def test_slices_that_fit_stay_and_are_named() -> None:
     view = held_by(a100s(1), ("blue", 0))
     layouts = layouts_of(view)
     outlook = layouts.outlook("all-1g.5gb")
-    assert outlook.said[-1] == "Kept as they are, with their UUIDs: 1 slice."
-    shown = tables(parsed(page_of(layouts, "all-1g.5gb")))["What stays"]
+    assert outlook.said[-1] == "Kept, with their UUIDs: 1 slice."
+    shown = tables(parsed(page_of(layouts, "all-1g.5gb")))["What is kept"]
     assert [row[:2] for row in shown] == [["GPU 0", "1g.5gb at 0:1"]]
 
 
 @pytest.mark.parametrize(
     ("policy", "says"),
     [
-        ("wait", "waits for it"),
-        ("refuse", "refuses it while this is in use, and changes nothing"),
+        ("wait", "waits for them"),
+        ("refuse", "refuses the layout while these are in use, and changes nothing"),
         ("drain", "cordons the node, evicts pods"),
     ],
 )
@@ -153,10 +153,10 @@ def test_the_config_maps_layouts_are_there_and_come_first() -> None:
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        (None, "What a layout would do is not known"),
-        (LayoutReport(True, "a word of tomorrow", offer=LayoutList()), "words that are not known here"),
+        (None, "What a layout would do is unknown"),
+        (LayoutReport(True, "a word of tomorrow", offer=LayoutList()), "a format that is unknown here"),
         (NOT_MANAGED, "it runs without the MIG manager"),
-        (LayoutReport(True, "wait", offer=None), "more layouts than it can tell"),
+        (LayoutReport(True, "wait", offer=None), "more layouts than fit into its report"),
         (
             LayoutReport(True, "wait", offer=LayoutList("zebra/l", None, "ConfigMap zebra/l has no key")),
             "cannot be read",
@@ -177,23 +177,23 @@ def test_what_is_not_told_is_said_and_nothing_is_made_up(told: LayoutReport | No
 
 def test_of_a_node_that_was_never_heard_nothing_is_foreseen() -> None:
     layouts = NodeLayoutView(SeenNode("n1", trouble="its agent has told nothing"), None, ALL)
-    assert "Nothing is known of its GPUs" in text_of(parsed(page_of(layouts, "all-balanced")))
+    assert "Its GPUs are unknown" in text_of(parsed(page_of(layouts, "all-balanced")))
 
 
 @pytest.mark.parametrize(
     ("told", "standing", "short", "says"),
     [
         (replace(WAIT, heeds_mode=True), KubeNodeState(mode="dynamic"), False, "Its mode is dynamic"),
-        (replace(WAIT, heeds_mode=True), KubeNodeState(), False, "Its mode is not one that is known"),
-        (replace(WAIT, turns=True), KubeNodeState(), False, "in turns"),
+        (replace(WAIT, heeds_mode=True), KubeNodeState(), False, "Its mode is unknown"),
+        (replace(WAIT, turns=True), KubeNodeState(), False, "take turns"),
         (
             WAIT,
             KubeNodeState(labels={"tranche.dev/mig.config.reason": "ManagerConflict"}),
             False,
             "Another MIG manager",
         ),
-        (WAIT, KubeNodeState(), True, "one alone is named"),
-        (WAIT, KubeNodeState(), False, "decides anew"),
+        (WAIT, KubeNodeState(), True, "names only one process"),
+        (WAIT, KubeNodeState(), False, "decides again"),
     ],
 )
 def test_what_else_decides_is_said(told: LayoutReport, standing: KubeNodeState, short: bool, says: str) -> None:
@@ -212,13 +212,13 @@ def test_a_layout_that_waits_makes_room_for_another_and_a_change_at_work_does_no
     works = layouts_of(told).outlook("all-1g.5gb")
     assert works.changing
     assert works.after == ()
-    assert "what is to be done after it is not known" in " ".join(works.said)
+    assert "what remains to be done after it is unknown" in " ".join(works.said)
 
 
 def test_a_layout_that_is_there_already_does_nothing() -> None:
     outlook = layouts_of(a100s(1)).outlook("all-enabled")
     assert outlook.nothing_to_do
-    assert outlook.said == ("Its GPUs have the layout all-enabled already.",)
+    assert outlook.said == ("Its GPUs already have the layout all-enabled.",)
 
 
 def test_what_was_found_stands_until_the_agent_tells_something_new() -> None:

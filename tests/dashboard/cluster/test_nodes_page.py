@@ -194,12 +194,12 @@ def test_gpus_that_change_or_are_not_given_away_are_marked_and_nobody_is_named()
     marked = [{**first, "withheld": "cordoned by ada: smells"}, {**second, "changing": True}, *rest]
     seen = ClusterSnapshot().after([replace(node, overview={**node.overview, "gpus": marked})], 1.0)
     (row,) = rows_of(tree_of(seen))
-    assert "1 GPU not given away; 1 GPU being changed" in text_of(row)
+    assert "1 GPU withheld; 1 GPU being changed" in text_of(row)
     assert "8 × A100-SXM4-40GB" in text_of(row)
     assert [each.get("class") for each in row.iter("path")].count("tr-changing") == 1
     assert "ada" not in text_of(tree_of(seen))
     assert rows_of(tree_of(seen, NodeFilter(q="smells"))) == []
-    for state in ("not given away", "being changed"):
+    for state in ("withheld", "being changed"):
         assert len(rows_of(tree_of(seen, NodeFilter(state=state)))) == 1
     assert len(rows_of(tree_of(seen, NodeFilter(model="A100-SXM4-40GB")))) == 1
 
@@ -254,7 +254,7 @@ def test_the_first_view_leads_to_the_nodes_that_are_in_trouble() -> None:
     ready, away = KubeNodeState(ready=True), "its agent does not answer"
     nodes = [SeenNode("n0", ready, calm, 1.0)]
     page = tree_of(ClusterSnapshot().after(nodes, 1.0))
-    assert "No node that you may see is in trouble." in text_of(page)
+    assert "No node that you can see is in trouble." in text_of(page)
     nodes += [
         SeenNode("n1", ready, lost, 1.0),
         SeenNode("n2", ready, lost, 1.0),

@@ -190,7 +190,7 @@ def test_who_tells_of_anothers_gpu_does_not_take_its_page() -> None:
     seen = cluster_with((SeenNode("a-liar", overview=liar, seen=1.0), None))
     paths = (GPU, f"{GPU}?node=good", f"{GPU}?node=a-liar", f"{GPU}?node=nobody")
     both, mine, its, nobodys = answers(seen, RIGHTS[0], *paths).values()
-    assert "Several nodes have a GPU of that name" in both[1]
+    assert "Several nodes have a GPU with that UUID" in both[1]
     ways = {each.get("href") for each in parsed(both[1]).iter("a")}
     assert {f"{GPU}?node=good", f"{GPU}?node=a-liar"} <= ways
     assert mine == answers(cluster_with(), RIGHTS[0], GPU)[GPU]
@@ -231,7 +231,7 @@ def test_what_is_unknown_is_not_shown_as_empty(lease: Lease | None) -> None:
     said = None if lease is None else heard(lease, None, 2.0)
     found = answers(cluster_with((seen_node("bad", said, NODES["bad"], 2.0), None)), RIGHTS[0], "/nodes/bad", "/")
     shown = text_of(parsed(found["/nodes/bad"][1]))
-    assert "Nothing is known of its GPUs: " in shown
+    assert "Its GPUs are unknown: " in shown
     for wrong in ("?.", "Nobody has", "given away"):
         assert wrong not in shown
     assert "unknown" in found["/"][1]

@@ -147,7 +147,7 @@ def test_a_node_that_has_only_the_label_of_a_mode_gives_nothing_to_a_pod_and_to_
     pod = PendingPod(FleetPod(OURS, "waits", limits={"nvidia.com/gpu": 1}))
     asked = explain_request(request, giving(gates, Fleet((node,)), backend), backend)
     waiting = explain_pending(pod, Fleet((node,)), giving(gates, Fleet((node,)), backend), backend)
-    assert (asked.status, asked.message.startswith("no node that you may see")) == (WaitStatus.IMPOSSIBLE, True)
+    assert (asked.status, asked.message.startswith("no node that you can see")) == (WaitStatus.IMPOSSIBLE, True)
     assert waiting is not None
     assert (waiting.status, waiting.groups[0].reason) == (WaitStatus.IMPOSSIBLE, "NoDevices")
     # As soon as it does what the label says, both are told so.

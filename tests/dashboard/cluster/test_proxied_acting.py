@@ -82,8 +82,8 @@ def test_a_node_is_cordoned_for_whom_the_proxy_names_once_kubernetes_has_said_th
     page: ServedClusterPage,
 ) -> None:
     shown = page.ask(CORDON, **named("ana@example.org", "ops"))
-    assert "No new pods are put on node n1" in shown.text
-    assert "an account of its own" in shown.text
+    assert "No new pods can be scheduled on node n1" in shown.text
+    assert "its own account" in shown.text
     assert changes(page) == []
     asked_before = len(page.people.questions)
     done = send(page, fields_of(shown), **named("ana@example.org", "ops"))
@@ -105,7 +105,7 @@ def test_a_node_is_cordoned_for_whom_the_proxy_names_once_kubernetes_has_said_th
     before = order[[each.method for each in order].index("PATCH") - 1]
     assert (before.path, before.body["spec"]) == (ACCESS_REVIEWS, question)
     (event,) = events(page)
-    assert event["message"] == "Cordon node n1: done by ana@example.org, whom the proxy named, from the dashboard"
+    assert event["message"] == "Cordon node n1: done by ana@example.org (named by a proxy) from the dashboard"
 
 
 def test_a_share_is_taken_back_by_its_pods_uid_and_the_plan_is_the_one_that_was_seen(page: ServedClusterPage) -> None:
@@ -264,7 +264,7 @@ def test_a_page_that_was_not_told_so_does_nothing_for_whom_a_proxy_names(tmp_pat
         for address in (CORDON, RELEASE):
             shown = page.ask(address, **named("ana", "ops"))
             assert (shown.status, fields_of(shown)) == (400, {})
-            assert "shows no token of yours" in shown.text
+            assert "passes on no token of yours" in shown.text
         fields = fields_of(page.ask(CORDON, "t-olga"))
         assert send(page, fields, **named("olga", "ops")).status == 400
         assert changes(page) == []
@@ -276,14 +276,14 @@ def test_you_are_who_kubernetes_is_asked_about_and_are_told_what_you_can_do(tmp_
         "X_Remote_User": "jürgen".encode().decode("latin-1"),
         "X_Remote_Group": "blüe, ops".encode().decode("latin-1"),
     }
-    for options, said in (((), "shows no token of yours"), (("--proxy-act",), "with an account of its own")):
+    for options, said in (((), "passes on no token of yours"), (("--proxy-act",), "with its own account")):
         with served(tmp_path, *options) as page:
             page.people.let("jürgen", "list pods", namespaces=["zebra"])
             shown = parsed(page.ask("/you", **by_proxy).text)
             # A comma divides nothing: he is in one group of that name, and not in ops.
             asked = {(each["user"], tuple(each["groups"])) for each in page.people.questions}
             assert ("jürgen", ("blüe, ops", "system:authenticated")) in asked
-            assert {"user": "jürgen", "came with": "a proxy, which names you", "nodes": "some"}.items() <= figures(
+            assert {"user": "jürgen", "signed in with": "a proxy, which names you", "nodes": "some"}.items() <= figures(
                 shown
             ).items()
             assert figures(shown)["names of namespaces"] == "zebra"
@@ -294,7 +294,7 @@ def test_you_are_who_kubernetes_is_asked_about_and_are_told_what_you_can_do(tmp_
             nobody = figures(parsed(page.ask("/you", **named("eve")).text))
             assert (nobody["names of namespaces"], nobody["nodes"]) == ("none", "none")
             own = parsed(page.ask("/you", "t-olga").text)
-            assert (figures(own)["came with"], "your own permissions" in text_of(own)) == ("a token", True)
+            assert (figures(own)["signed in with"], "your own permissions" in text_of(own)) == ("a token", True)
 
 
 @pytest.mark.parametrize("options", [("--proxy-act",), ("--proxy-act", "--act"), ("--proxy-act", "--proxy-secret=")])
@@ -308,7 +308,7 @@ def test_without_a_proxy_that_is_trusted_or_without_acting_it_is_refused(
     chosen = [each + str(tmp_path / "secret") if each.endswith("=") else each for each in options]
     command = [*TRANCHE, "cluster-dashboard", f"--kubeconfig={kubeconfig}", "--port=0", "--health-port=0", *chosen]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (found.returncode, "--proxy-act needs --act and --proxy-secret" in found.stderr) == (2, True)
+    assert (found.returncode, "--proxy-act requires --act and --proxy-secret" in found.stderr) == (2, True)
 
 
 class Beside:
@@ -384,7 +384,7 @@ def test_what_was_done_before_a_refusal_is_told_of_and_nothing_is_done_without_e
             await it.acts.act(ANA, plan)
         told = [each for path, each in it.server.objects.items() if "/events/" in path]
         assert [each["involvedObject"]["name"] for each in told] == ["one"]
-        assert "done by ana, whom the proxy named, from" in told[0]["message"]
+        assert "done by ana (named by a proxy) from" in told[0]["message"]
 
     beside(act)
 

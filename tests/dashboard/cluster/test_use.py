@@ -82,7 +82,7 @@ def test_the_last_hour_is_of_five_minutes_each() -> None:
     assert {row[0] for row in tables(parsed(hour))["Use since then"]} == {
         "Memory used", "Busy", "Power", "Temperature"
     }  # fmt: skip
-    assert "Nothing is known of its use in this time" not in hour
+    assert "Its use during this time is unknown" not in hour
 
 
 def test_a_node_s_page_and_its_gpu_s_say_how_much_is_used_now() -> None:
@@ -102,8 +102,8 @@ def test_what_is_not_of_now_is_not_shown_as_of_now(late: str) -> None:
 @pytest.mark.parametrize("text", ["", "garbage", "H4sIAAAAAAAAA6uuBQBDv6ajAgAAAA=="])
 def test_what_nobody_can_read_leaves_the_rest_of_the_page(text: str) -> None:
     node, gpu = pages(text, "/nodes/good", f"{GPU}?hours=168")
-    assert "Nobody has any of it" in text_of(parsed(node))
-    assert "Nothing is known of its use in this time" in gpu
+    assert "It has no shares" in text_of(parsed(node))
+    assert "Its use during this time is unknown" in gpu
 
 
 def test_the_first_view_says_how_much_memory_of_each_node_is_used() -> None:

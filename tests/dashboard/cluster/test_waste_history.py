@@ -142,6 +142,6 @@ def test_before_anything_was_seen_it_says_so() -> None:
     book = WasteHistory()
     book.take(silent)
     waste = waste_data(reported(book), ALL, others=True)
-    assert "Nodes of which nothing is heard are not counted: 1." in text_of(
+    assert "Nodes without a current report are not counted: 1." in text_of(
         parsed(str(cluster_waste_page(waste, silent, ALL).live))
     )

@@ -227,7 +227,7 @@ def test_nodes_and_turns_of_another_releases_agents_stay_as_they_are(tmp_path: P
             assert server.objects["/api/v1/nodes/one"]["metadata"]["labels"] == {"zone": "a"}
             left = sorted(path for path in server.objects if path.startswith(LEASES))
             assert left == [f"{LEASES}/others", f"{LEASES}/tranche-layout.two"]
-            assert "DaemonSet other/second also runs agents, so these nodes stay as they are: two" in said
+            assert "DaemonSet other/second also runs agents, so these nodes are left unchanged: two" in said
 
     asyncio.run(run())
 
@@ -237,7 +237,7 @@ def test_an_agent_that_does_not_end_is_named_and_its_node_cleaned(tmp_path: Path
         async with api_server() as server:
             cluster_of_two(server)
             said = await leaving(server, tmp_path, patience=0.1)
-            assert "agents still run on these nodes after 0 s and may leave files there: one" in said
+            assert "agents still run on these nodes after 0 s and could leave files there: one" in said
             assert server.objects["/api/v1/nodes/one"]["metadata"]["labels"] == {"zone": "a"}
 
     asyncio.run(run())
@@ -288,7 +288,7 @@ def test_files_that_cannot_be_removed_do_not_stop_the_agent_from_cleaning_up(
     socket_folder(kubelets).mkdir(parents=True)
     take_files_along(no_folder, kubelets)
     assert not socket_folder(kubelets).exists()
-    assert [record.message for record in caplog.records] == ["CDI files of containers stay"]
+    assert [record.message for record in caplog.records] == ["containers' CDI files remain"]
 
 
 def test_the_folder_of_the_drivers_sockets_goes_with_the_last_agent(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_virtual_gpus_are_offered_beside_what_they_are_of() -> None:
 
 @pytest.mark.parametrize("count", ["1", "-1", "61", "ten", ""])
 def test_a_number_of_virtual_gpus_that_cannot_be_is_refused(count: str) -> None:
-    with pytest.raises(PluginConfigInvalid, match=f"--vgpu must be from 2 to 60 .*, not '{count}'"):
+    with pytest.raises(PluginConfigInvalid, match=f"--vgpu must be between 2 and 60 .*, not '{count}'"):
         read_config(flags={"--vgpu": count})
 
 
@@ -247,7 +247,7 @@ def test_virtual_gpus_have_a_ceiling_and_memory_without_limit_only_when_somebody
 @pytest.mark.parametrize("percent", ["0", "101", "-1", "ten", ""])
 def test_a_percentage_of_threads_that_cannot_be_is_refused(percent: str) -> None:
     with pytest.raises(
-        PluginConfigInvalid, match=f"--vgpu-thread-percentage must be a percentage from 1 to 100, not '{percent}'"
+        PluginConfigInvalid, match=f"--vgpu-thread-percentage must be a percentage between 1 and 100, not '{percent}'"
     ):
         read_config(flags={"--vgpu": "10", "--vgpu-thread-percentage": percent})
 

@@ -561,7 +561,7 @@ def test_a_claim_that_was_deleted_under_its_pod_is_told_as_soon_as_another_meets
             node.delete("deleted")
             late = node.allocate("late", "gpu-0-2g-10gb-0")
             (error,) = await node.prepare(late)
-            assert "the pod starts when that share is free; to place it elsewhere now, recreate it" in error
+            assert "the pod starts when that share is free; to place it elsewhere now, recreate the pod" in error
             await until(lambda: node.node.services.fallen.value == {"uid-deleted"})
             await node.unprepare(stands)
             shutil.rmtree(processes[0])

@@ -183,7 +183,7 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
         Status.FAIL, "inventory: the kubelet does not report", "kubeletPath",
     ),
     "ready by now": (
-        pod_a(ready=False, ready_page={"inventory": "ready"}), "agent-pod", Status.WARN, "no problem any more", "logs",
+        pod_a(ready=False, ready_page={"inventory": "ready"}), "agent-pod", Status.WARN, "the problem no longer exists", "logs",
     ),
     "silent": (pod_a(ready=False), "agent-pod", Status.FAIL, "not ready", "could not reach"),
     "images": (pod_a(image_id="sha256:other"), "agent-version", Status.WARN, "2 different images", "rollout status"),

@@ -60,7 +60,7 @@ class OperationState(StrEnum):
 
 
 _WORDS = {
-    OperationState.RUNNING: "It goes on.",
+    OperationState.RUNNING: "In progress.",
     OperationState.DONE: "Done.",
     OperationState.REFUSED: "Refused: nothing was changed.",
     OperationState.FAILED: "It failed.",
@@ -222,7 +222,7 @@ def with_links(page: DashboardPage, path: str, query: Mapping[str, str], seen: M
     links = [_link(action) for action in _actions_on(path, query, seen)]
     if not links:
         return page
-    listed = element("nav", element("ul", links, class_="choices acts"), aria_label="What can be done")
+    listed = element("nav", element("ul", links, class_="choices acts"), aria_label="Available actions")
     return replace(page, live=element("div", page.live, listed))
 
 
@@ -254,8 +254,8 @@ def plan_page(action: DashboardAction, plan: ActionPlan, key: str, *, same: bool
     The plan stays as it was when the user opened the page. `same` says whether it still holds. `moved` says that another plan was
     confirmed.
     """
-    again = element("a", "Show the plan of now", href=action.address())
-    fresh = element("p", "The plan is that of now.") if same else element("p", _CHANGED, " ", again, class_="note")
+    again = element("a", "Show the current plan", href=action.address())
+    fresh = element("p", "This plan is current.") if same else element("p", _CHANGED, " ", again, class_="note")
     above = element("div", moved_note(_MOVED) if moved else None, _planned(plan), _form(action, plan, key))
     return DashboardPage(action.title, element("div", fresh), above)
 
@@ -263,7 +263,7 @@ def plan_page(action: DashboardAction, plan: ActionPlan, key: str, *, same: bool
 def _operation_page(found: Operation) -> DashboardPage:
     """An operation's progress and outcome."""
     begun = element("ol", [element("li", each) for each in found.steps], id="steps") if found.steps else None
-    many = f"Begun: {len(found.steps)} of {found.expected} steps." if found.state is OperationState.RUNNING else None
+    many = f"Started: {len(found.steps)} of {found.expected} steps." if found.state is OperationState.RUNNING else None
     live = element(
         "div",
         element("p", element("strong", _WORDS[found.state]), f" {found.said}", role="status", id="state"),
@@ -277,7 +277,7 @@ def _operation_page(found: Operation) -> DashboardPage:
 def _onwards(found: Operation) -> list[Child]:
     ways: list[Child] = [element("a", "What happened", href="/events"), " ", element("a", "The fleet", href="/")]
     if found.state in (OperationState.REFUSED, OperationState.FAILED):
-        ways += [" ", element("a", "Show the plan of now", href=found.again)]
+        ways += [" ", element("a", "Show the current plan", href=found.again)]
     return ways
 
 
@@ -288,7 +288,7 @@ def _planned(plan: ActionPlan) -> Element:
     return element(
         "div",
         refused,
-        table("What would be done", ("Where", "What"), plan.steps, "Nothing is to be done."),
+        table("What would be done", ("Where", "What"), plan.steps, "There is nothing to do."),
         [element("p", each) for each in plan.facts],
     )
 
@@ -297,7 +297,7 @@ def _form(action: DashboardAction, plan: ActionPlan, key: str) -> Element | None
     if not plan.possible:
         return None
     if not key:
-        how = element("p", "This dashboard is read-only; ", code("tranche dashboard --act"), " serves one that acts.")
+        how = element("p", "This dashboard is read-only; to act, start it with ", code("tranche dashboard --act"), ".")
         return element("div", how, element("p", "In a terminal: ", code(plan.command)))
     asked = None
     if action.asks:

@@ -109,12 +109,12 @@ class DashboardAction(ABC):
 class ReleaseAction(DashboardAction):
     """Takes back the share or cancels the waiting request with that id, as `tranche release --terminate` does."""
 
-    kind, field, verb = "release", "id", "Take it back"
+    kind, field, verb = "release", "id", "Release it"
 
     @property
     def title(self) -> str:
         """What it does, in short."""
-        return f"Take {self.target} back"
+        return f"Release {self.target}"
 
     def plan(self, seen: MachineSnapshot, places: StateFolder) -> ActionPlan:
         """What it would do."""
@@ -138,7 +138,7 @@ class ReleaseAction(DashboardAction):
             return ActionPlan((), (), digest, command, refused)
         return ActionPlan(
             (*_ending(found), *_given_back(allocation, seen.view.node)),
-            (f"It was given to: {allocation.command}", "Slices are kept on their GPU, idle, for the next request."),
+            (f"It was granted to: {allocation.command}", "Slices remain on their GPU, idle, for the next request."),
             _of_share(found),
             f"{command} --terminate" if found.pids else command,
             ends=_ended(found.pids),
@@ -166,7 +166,7 @@ class ReleaseAction(DashboardAction):
             for each in ended.undrained
         ]
         how = f" after {signal.Signals(ended.signal).name} to pid {_listed(ended.pids)}" if ended.signal else ""
-        return " ".join([f"The share was taken back{how}.", *said])
+        return " ".join([f"The share was released{how}.", *said])
 
 
 class _GpuAction(DashboardAction):
@@ -195,7 +195,7 @@ class CordonAction(_GpuAction):
 
     kind, verb, title = "cordon", "Cordon it", "Cordon the GPU"
     asks = "Reason, shown to users who wait because of it"
-    step = "serve no new requests on it"
+    step = "stop serving new requests"
 
     def plan(self, seen: MachineSnapshot, places: StateFolder) -> ActionPlan:
         """What it would do."""
@@ -215,8 +215,8 @@ class CordonAction(_GpuAction):
 class UncordonAction(_GpuAction):
     """Uncordons the GPU with that UUID, as `tranche uncordon` does."""
 
-    kind, verb, title = "uncordon", "Give it away again", "Give the GPU away again"
-    step = "give it away again"
+    kind, verb, title = "uncordon", "Uncordon it", "Uncordon the GPU"
+    step = "serve new requests again"
 
     def plan(self, seen: MachineSnapshot, places: StateFolder) -> ActionPlan:
         """What it would do."""
@@ -250,8 +250,8 @@ class LayoutAction(DashboardAction):
         labels = {gpu.uuid: gpu.label for gpu in view.node}
         steps = with_daemons(decision.plan, (), view).steps
         kept = sum(len(change.cut.kept) for change in decision.changes)
-        facts = [f"Kept as they are, with their UUIDs: {counted(kept, 'slice')}."] if kept else []
-        lost = [f"The driver cannot reach {each}, which stays as it is." for each in decision.lost]
+        facts = [f"Kept, with their UUIDs: {counted(kept, 'slice')}."] if kept else []
+        lost = [f"The driver cannot reach {each}, which is left unchanged." for each in decision.lost]
         return ActionPlan(
             tuple((labels[step.gpu_uuid], str(step)) for step in steps),
             (*facts, *decision.warnings, *lost),
@@ -306,7 +306,7 @@ def _ending(found: ReleasePreview) -> tuple[tuple[str, str], ...]:
 
 
 def _given_back(allocation: Allocation, node: NodeState) -> tuple[tuple[str, str], ...]:
-    return tuple(("share", f"give {describe.grant(each, node)} back") for each in allocation.grants)
+    return tuple(("share", f"release {describe.grant(each, node)}") for each in allocation.grants)
 
 
 def _ended(pids: tuple[int, ...]) -> str:

@@ -49,7 +49,7 @@ class FormKeyStore:
         if now - float(head.partition(".")[0]) > _SECONDS:
             return "the form is more than an hour old"
         if head in self._spent:
-            return "the form was sent already"
+            return "the form has already been sent"
         if len(self._spent) >= _MOST_SPENT:
             self._spent = {each: when for each, when in self._spent.items() if now - when <= _SECONDS}
         if len(self._spent) >= _MOST_SPENT:
@@ -85,4 +85,4 @@ def plan_form(
 
 def moved_note(why: str) -> Element:
     """Says that a confirmed plan did nothing, and why."""
-    return element("p", f"Nothing was done: {why}. This is how it is now.", class_="note", role="alert")
+    return element("p", f"Nothing was done: {why}. This is the current plan.", class_="note", role="alert")

@@ -39,13 +39,13 @@ LAYOUT_LABEL = "nvidia.com/mig.config"
 _LONGEST_LABEL = 63
 _KINDS = ("cordon", "uncordon", "layout", "release")
 _NO_TOKEN = (
-    "you came through a proxy, which shows no token of yours, and this page does nothing for those: reach it without the proxy, "
-    "and enter with a token"
+    "you came through a proxy, which passes on no token of yours, and this page does not act without one: "
+    "reach it without the proxy, and sign in with a token"
 )
 _BY_OWN_RIGHTS = "Kubernetes decides according to your own permissions."
 _BY_PAGES_ACCOUNT = (
-    "You came through a proxy: the page asks Kubernetes each time whether you may, and then does it with an account of its own. "
-    "Your name is recorded with it."
+    "You came through a proxy. For each action, the page asks Kubernetes whether you may do it, and then acts with "
+    "its own account. Your name is recorded."
 )
 _LONGEST_NAME = 900
 """Characters of a viewer's name in a header: the API server's audit log cuts a user agent at 1,024."""
@@ -69,7 +69,7 @@ class ClusterAction:
         action = cls(*(fields.get(each, "").strip() for each in ("kind", "node", "layout", "share")))
         layout = action.layout.replace("-", "").replace("_", "").replace(".", "")
         if action.kind not in _KINDS or not action.node:
-            raise UsageError("there is no such action")
+            raise UsageError("there is no action with that name")
         if action.kind == "layout" and not (
             layout.isascii() and layout.isalnum() and len(action.layout) <= _LONGEST_LABEL
         ):
@@ -93,8 +93,8 @@ class ClusterAction:
         return {
             "cordon": f"Cordon node {self.node}",
             "uncordon": f"Uncordon node {self.node}",
-            "layout": f"Give node {self.node} the layout {self.layout}",
-            "release": f"Take share {self.share} of node {self.node} back",
+            "layout": f"Apply layout {self.layout} to node {self.node}",
+            "release": f"Release share {self.share} on node {self.node}",
         }[self.kind]
 
 
@@ -128,16 +128,16 @@ def node_plan(action: ClusterAction, node: SeenNode) -> ClusterPlan:
             raise UsageError(f"node {node.name} already has the label for that layout")
         told = (
             f"The label {LAYOUT_LABEL} of node {node.name} is set to {action.layout}"
-            + (f"; it is {now} now." if now else "."),
-            "Its agent then cuts the GPUs so. What it does about slices in use is its policy: wait, refuse or drain.",
+            + (f"; it is now {now}." if now else "."),
+            "Its agent then applies the layout. For slices in use, it follows its policy: wait, refuse or drain.",
         )
         body: Mapping[str, Any] = {"metadata": {"labels": {LAYOUT_LABEL: action.layout}}}
         return ClusterPlan(action, told, (right,), (("PATCH", path, body, "application/merge-patch+json"),))
     wanted = action.kind == "cordon"
     if node.standing.unschedulable is wanted:
-        raise UsageError(f"node {node.name} is {'' if wanted else 'not '}cordoned already")
-    said = "No new pods are put on node" if wanted else "Pods are put again on node"
-    lines = (f"{said} {node.name}. What runs there goes on.",)
+        raise UsageError(f"node {node.name} is {'already' if wanted else 'not'} cordoned")
+    said = "No new pods can be scheduled on node" if wanted else "Pods can again be scheduled on node"
+    lines = (f"{said} {node.name}. Pods that run there continue.",)
     request = ("PATCH", path, {"spec": {"unschedulable": wanted or None}}, "application/merge-patch+json")
     return ClusterPlan(action, lines, (right,), (request,))
 
@@ -154,18 +154,18 @@ def holders_of(action: ClusterAction, node: SeenNode, claims: Sequence[FleetClai
         case "claim":
             claim = next((each for each in claims if each.uid == keeper["uid"]), None)
             if claim is None or not claim.pods:
-                raise UsageError("no pod has that claim now")
+                raise UsageError("no pod uses that claim now")
             return [(claim.namespace, name) for name in claim.pods]
         case "hidden":
             raise UsageError("it belongs to a namespace that you have no permission to see")
         case _:
-            raise UsageError("no pod holds it: take it back on the machine, with tranche release")
+            raise UsageError("no pod holds it: release it on the machine, with tranche release")
 
 
 def release_plan(action: ClusterAction, pods: Sequence[KubePod]) -> ClusterPlan:
     """What happens to the pods that have the share."""
     lines = tuple(
-        f"Pod {each.ref} is deleted, with the time to end that it has. A controller that made it makes another."
+        f"Pod {each.ref} is deleted, with its grace period. If a controller created it, the controller creates a replacement."
         for each in pods
     )
     rights = tuple(RbacPermission("delete", "pods", each.ref.namespace, each.ref.name) for each in pods)
@@ -178,9 +178,7 @@ def release_plan(action: ClusterAction, pods: Sequence[KubePod]) -> ClusterPlan:
         )
         for each in pods
     )
-    return ClusterPlan(
-        action, (*lines, "The share is given back when the pod has ended."), rights, requests, tuple(pods)
-    )
+    return ClusterPlan(action, (*lines, "The share is released when the pod has ended."), rights, requests, tuple(pods))
 
 
 def plan_page(plan: ClusterPlan, key: str, why_not: str, judged: str, *, moved: str = "") -> DashboardPage:
@@ -213,7 +211,7 @@ def node_acts(node: SeenNode) -> Element:
         element("button", "Show the plan"),
         action="/act",
         method="get",
-        aria_label="Give the node a layout",
+        aria_label="Apply a layout to the node",
     )
     cordon = element("a", f"{kind.capitalize()}: show the plan", href=ClusterAction(kind, node.name).address)
     return element("section", element("h2", "Act"), element("p", cordon), layout)
@@ -222,7 +220,7 @@ def node_acts(node: SeenNode) -> Element:
 def share_act(node: str, allocation_id: str) -> Element:
     """The link to taking a share back."""
     action = ClusterAction("release", node, share=allocation_id)
-    return element("p", element("a", f"Take it back from node {node}: show the plan", href=action.address))
+    return element("p", element("a", f"Release it on node {node}: show the plan", href=action.address))
 
 
 def layout_act(node: str, layout: str) -> Element:
@@ -262,7 +260,7 @@ def _foreseen(action: ClusterAction, user_view: UserView) -> tuple[tuple[str, ..
     """What to know about it, and what it would do, or why that is unknown."""
     layouts = user_view.layouts(action.node)
     if layouts is None or layouts.unknown:
-        return (), "What it would do there is not known." if layouts is None else layouts.unknown
+        return (), "What it would do there is unknown." if layouts is None else layouts.unknown
     try:
         return layouts.notes, user_view.outlook(layouts, action.layout)
     except TrancheError as error:
@@ -356,7 +354,10 @@ class ClusterActionHandler:
             if not plan.pods:
                 await self._events.create_node_event(KubeNode(plan.action.node), KubeEventType.NORMAL, _REASON, message)
         except TrancheError as error:
-            _log.warning("done, and not told of", extra={"action": plan.action.title, "error": error.message})
+            _log.warning(
+                "the action was done, but its event could not be recorded",
+                extra={"action": plan.action.title, "error": error.message},
+            )
 
 
 @asynccontextmanager
@@ -375,7 +376,9 @@ async def _pod(connection: ApiConnection, namespace: str, name: str) -> KubePod:
     except KubernetesNotFound as error:
         raise UsageError(f"pod {namespace}/{name} is already gone") from error
     except KubernetesForbidden as error:
-        raise UsageError(f"you may not read pod {namespace}/{name}, so you cannot delete it from here") from error
+        raise UsageError(
+            f"you have no permission to read pod {namespace}/{name}, so you cannot delete it from here"
+        ) from error
     return KubePod(PodRef(namespace, name), str((raw.get("metadata") or {}).get("uid") or ""))
 
 
@@ -405,7 +408,7 @@ class ActingClient:
     @property
     def done_by(self) -> str:
         """Who acts with this account, in the words of an event."""
-        return self.viewer.user if self.viewer.token else f"{self.viewer.user}, whom the proxy named,"
+        return self.viewer.user if self.viewer.token else f"{self.viewer.user} (named by a proxy)"
 
     async def lacks(self, rights: Sequence[RbacPermission]) -> str:
         """Which of these rights the viewer lacks, in words for the viewer; "" only if the viewer is known to have all."""

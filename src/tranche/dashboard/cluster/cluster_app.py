@@ -191,7 +191,7 @@ class ClusterRequestHandler(ClusterPages):
             return html(_login_page())
         fields = await form_of(request, _LONGEST_FORM)
         if fields is None:
-            return html(_login_page("That is no token."), HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return html(_login_page("That is not a token."), HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         token = fields.get("token", "").strip()
         try:
             viewer = await self._reviews.who(token)
@@ -209,16 +209,16 @@ class ClusterRequestHandler(ClusterPages):
         for session in self._entrance.sessions(_headers(request.scope)):
             self._sessions.end(session)
         gone = session_cookie("", request.headers.get("origin", ""))
-        return html(_login_page("You have left."), headers={"Set-Cookie": gone})
+        return html(_login_page("You have signed out."), headers={"Set-Cookie": gone})
 
 
 def _login_page(trouble: str = "") -> str:
     """Asks for a token. It loads nothing."""
     said = element(
         "p",
-        "The page shows what Kubernetes lets you see. Enter with a token of yours, such as ",
+        "This page shows what Kubernetes allows you to see. Sign in with a token of yours, for example from ",
         code("kubectl create token ACCOUNT -n NAMESPACE"),
-        " prints. It stays on the server, for eight hours at most, and your browser gets a cookie for it.",
+        ". The server keeps it for at most eight hours, and gives your browser a cookie.",
     )
     alert = element("p", trouble, role="alert") if trouble else None
     return plain_page("Sign in", alert, said, token_form("/login", "post"))
@@ -259,11 +259,11 @@ async def serve_cluster_page(
     server = find_api_server(kubeconfig, os.environ)
     if act and server.tls is not None and (kubeconfig or os.environ.get("KUBECONFIG")):
         # A kubeconfig's client certificate would accompany a viewer's token, and act as the certificate's owner.
-        raise UsageError("--act needs the page to run as a pod", hint="leave out --kubeconfig and $KUBECONFIG")
+        raise UsageError("--act needs the page to run as a pod", hint="omit --kubeconfig, and unset KUBECONFIG")
     if proxy_act and not (act and proxy_secret is not None):
         raise UsageError(
-            "--proxy-act needs --act and --proxy-secret",
-            hint="the page trusts a proxy only if the proxy has this secret",
+            "--proxy-act requires --act and --proxy-secret",
+            hint="the page trusts only a proxy that sends this secret",
         )
     entrance = RequestAuthenticator(
         frozenset(each.lower() for each in hosts), _proxy(proxy_secret, proxy_user_header, proxy_group_header)

@@ -35,13 +35,13 @@ GpuPlace = tuple[str, str]
 """A GPU by its node's name and its UUID: two nodes may report the same UUID."""
 _GAUGES = (
     "The node's agent reads the gauges once a minute. "
-    f"It keeps means of five minutes for {LINES_KEPT_HOURS} hours and of half an hour for {KEPT_DAYS} days, as far as they fit. "
-    "In a gap no agent ran, its driver did not answer, or this was not measured."
+    f"It keeps five-minute means for {LINES_KEPT_HOURS} hours and half-hour means for {KEPT_DAYS} days, as far as they fit. "
+    "In a gap, no agent ran, the driver did not answer, or the gauge was not measured."
 )
-_BEFORE = ". Of the time before that is known only since when shares are held that were there then."
+_BEFORE = ". For the time before, the page knows only when the shares that it found then began."
 _NO_CAUSE = (
-    "Who had a slice made or destroyed is in the node's own events: tranche events there, and the events of its layout. "
-    "What came and went within a second was not seen."
+    "The node's own events show who had a slice created or destroyed: run tranche events there, and see its layout's events. "
+    "Changes that lasted less than a second were not seen."
 )
 
 
@@ -222,7 +222,7 @@ def past_view(
         "div",
         element("h2", "Over time"),
         hours_choice(gpu["uuid"], hours, node.name),
-        charts or element("p", f"Nothing is known of its use in this time. {_GAUGES}", class_="muted"),
+        charts or element("p", f"Its use during this time is unknown. {_GAUGES}", class_="muted"),
         element("p", "Watched since ", moment(describe.timestamp(past.since)), _BEFORE),
         [_silence(each) for each in past.silences if each.until is None or each.until >= since],
         spans_drawn(gpu, slices, shares, now, hours) if slices or shares else None,
@@ -256,11 +256,14 @@ def _in_order(spans: Iterator[HistorySpan]) -> list[HistorySpan]:
 
 
 def _silence(each: UnreportedSpan) -> Element:
-    said: list[Child] = ["Not heard from ", moment(describe.timestamp(each.since))]
+    said: list[Child] = ["No report from ", moment(describe.timestamp(each.since))]
     if each.until is not None:
         said += [" until ", moment(describe.timestamp(each.until))]
     return element(
-        "p", *said, ": what ended meanwhile is shown until then, what was made as found after it.", class_="note"
+        "p",
+        *said,
+        ": what ended during this time is shown as ending after it, and what was created as beginning after it.",
+        class_="note",
     )
 
 
@@ -270,19 +273,19 @@ def _held(shares: Sequence[HistorySpan]) -> Element:
             share_link(each.allocation_id) if each.ended is None else each.allocation_id,
             str(each.place),
             each.holder,
-            *_times(each, "held still"),
+            *_times(each, "still held"),
         )
         for each in reversed(shares)
     ]
     name = "Past holders, newest first"
-    return table(name, ("Share", "What", "For", "From", "Until"), rows, "Nobody held any of it.")
+    return table(name, ("Share", "What", "For", "From", "Until"), rows, "It was not held.")
 
 
 def _there(slices: Sequence[HistorySpan]) -> Element:
     rows = [
-        (str(each.place), maker(each.owned) or "not known", *_times(each, "there still")) for each in reversed(slices)
+        (str(each.place), maker(each.owned) or "unknown", *_times(each, "still there")) for each in reversed(slices)
     ]
-    return table("Its slices, newest first", ("Slice", "Made by", "From", "Until"), rows, "It was not cut.")
+    return table("Its slices, newest first", ("Slice", "Made by", "From", "Until"), rows, "It had no slices.")
 
 
 def _times(span: HistorySpan, still: str) -> tuple[Child, Child]:

@@ -180,7 +180,7 @@ class ClusterPages(GatedRequestHandler):
         )
         found = [(node, gpu) for node, gpu in pairs if gpu is not None]
         if len(found) > 1:
-            said, address = "Several nodes have a GPU of that name:", f"/gpus/{quote(uuid, safe='')}"
+            said, address = "Several nodes have a GPU with that UUID:", f"/gpus/{quote(uuid, safe='')}"
             return several_page(f"GPU {uuid}", said, address, [node for node, _ in found])
 
         def made(node: SeenNode, gpu: Document) -> DashboardPage | None:
@@ -198,11 +198,13 @@ class ClusterPages(GatedRequestHandler):
         return node_share_page(_asked_for(seen, request), request.path_params["id"], seen.taken, act)
 
     async def _queue(self, request: Request) -> Response:
-        fleet, backend = await self._read("What claims have cannot be read ({}), so it is unknown why pods wait.")
+        fleet, backend = await self._read("Claims cannot be read ({}), so it is unknown why pods wait.")
         return await self._answer(request, partial(_queue_page, request.scope["view"], fleet, backend))
 
     async def _ask(self, request: Request) -> Response:
-        fleet, backend = await self._read("Which way it gives shares cannot be read ({}), so this is unknown.")
+        fleet, backend = await self._read(
+            "How the cluster assigns shares cannot be read ({}), so the answer is unknown."
+        )
 
         def answer(asked: GpuRequest) -> Iterator[Child]:
             gates = request.scope["view"].gates(fleet, backend)
@@ -251,16 +253,16 @@ class ClusterPages(GatedRequestHandler):
         try:
             return await self._planned_or_done(request, self._acts)
         except UsageError as error:
-            return await self._refused(request, "Nothing is done", f"{error.message}.", HTTPStatus.BAD_REQUEST)
+            return await self._refused(request, "Nothing was done", f"{error.message}.", HTTPStatus.BAD_REQUEST)
         except TrancheError as error:
-            return await self._refused(request, "Kubernetes refuses it", f"{error.message}.", HTTPStatus.FORBIDDEN)
+            return await self._refused(request, "Kubernetes refused it", f"{error.message}.", HTTPStatus.FORBIDDEN)
 
     async def _planned_or_done(self, request: Request, acts: ClusterActionHandler) -> Response:
         """The plan by GET, the action by POST: by the plan that the viewer saw, with its key, and with the rights for it."""
         posted, viewer, view = request.method == "POST", request.scope["viewer"], request.scope["view"]
         fields = await form_of(request, _LONGEST_FORM) if posted else request.query_params
         if fields is None:
-            raise UsageError("this page has no such form")
+            raise UsageError("the form cannot be read")
         action = ClusterAction.asked(fields)
         node = view.snapshot.nodes.get(action.node)
         if node is None:
@@ -285,9 +287,9 @@ class ClusterPages(GatedRequestHandler):
     def _acting(self, viewer: KubeUser) -> str:
         """What the viewer can do here, in words."""
         if self._acts is None:
-            return "This page only shows."
+            return "This page is read-only."
         try:
-            return f"Pages of nodes and of shares lead to what can be done. {self._acts.said(viewer)}"
+            return f"The pages of nodes and shares show the available actions. {self._acts.said(viewer)}"
         except UsageError as error:
             return f"{error.message[:1].upper()}{error.message[1:]}."
 
@@ -376,14 +378,14 @@ def _you_page(viewer: KubeUser, rights: ViewerPermission, said: Sequence[str], a
     """Who the viewer is, how they entered, and what they see; `acting` says what they can do."""
     some = "some" if rights.sight.everywhere or rights.sight.namespaces else "none"
     spaces = "all" if rights.sight.everywhere else ", ".join(sorted(rights.sight.namespaces)) or "none"
-    leave = element("form", element("button", "Leave"), action="/leave", method="post")
+    leave = element("form", element("button", "Sign out"), action="/leave", method="post")
     live = element(
         "div",
         notes(said),
         figures(
             [
                 ("user", code(viewer.user)),
-                ("came with", "a token" if viewer.token else "a proxy, which names you"),
+                ("signed in with", "a token" if viewer.token else "a proxy, which names you"),
                 ("names of namespaces", spaces),
                 ("nodes", "all" if rights.all_nodes else some),
             ]

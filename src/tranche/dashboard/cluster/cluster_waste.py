@@ -163,10 +163,10 @@ def cluster_waste_page(
     unused = sorted(_unused(seen, sight), key=lambda pair: -pair[0])
     said = element(
         "p",
-        "This server has looked since ",
+        "This server has watched since ",
         moment(waste["since"]),
-        ", and keeps a day. A share is unused while no process is in its device.",
-        f" Nodes of which nothing is heard are not counted: {unheard}." if unheard else "",
+        ", and keeps one day. A share is unused while no process uses its device.",
+        f" Nodes without a current report are not counted: {unheard}." if unheard else "",
         class_="muted",
     )
     live = element(
@@ -183,7 +183,7 @@ def cluster_waste_page(
             "By namespace, most unused first",
             ("Namespace", "Held", "of it unused", "Share", "Held now", "Unused now"),
             rows,
-            "Nobody held anything.",
+            "Nothing was held.",
         ),
         said,
         element("h2", "Now"),
@@ -192,7 +192,7 @@ def cluster_waste_page(
             "Held, but no process is running on it; largest first",
             ("What", "Node", "Held by", "Memory", "Held for"),
             [row for _, row in unused[:MOST]],
-            "Everything that is held, and that you may see, is in use.",
+            "Everything that is held, as far as you can see, is in use.",
         ),
         element("p", f"And {len(unused) - MOST:,} more.") if len(unused) > MOST else None,
     )

@@ -36,15 +36,15 @@ from tranche.planning.steps import Step
 from tranche.planning.steps.plan import apply
 
 _NOT_TOLD = (
-    "What a layout would do is not known: its agent tells nothing of layouts, or in words that are not known here."
+    "What a layout would do is unknown: its agent reports no layouts, or reports them in a format that is unknown here."
 )
-_UNREAD = "What its agent tells cannot be read."
-_NOT_MANAGED = "Its agent cuts no GPUs by layouts: it runs without the MIG manager."
-_TOO_MANY = "Its agent has more layouts than it can tell, so what one would do is not known."
-_SHORT = "There was too much to tell: of the processes on a device one alone is named."
-_TURNS = "Nodes in this cluster change their layouts in turns: the agent waits for its own."
-_RIVAL = "Another MIG manager is on this node: while it is, the agent changes nothing."
-_ANEW = "The agent looks and decides anew when the label is set; pods that start until then are in the way, too."
+_UNREAD = "Its agent's report cannot be read."
+_NOT_MANAGED = "Its agent does not apply layouts: it runs without the MIG manager."
+_TOO_MANY = "Its agent has more layouts than fit into its report, so the effect of a layout is unknown."
+_SHORT = "The full report was too long, so this one names only one process on each device."
+_TURNS = "Nodes in this cluster take turns to change their layouts: the agent waits for its turn."
+_RIVAL = "Another MIG manager runs on this node: while it does, the agent changes nothing."
+_ANEW = "The agent checks the node and decides again when the label is set; pods that have started by then are also in the way."
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class LayoutPreview:
     def said(self) -> tuple[str, ...]:
         """All of it in sentences. Equal sentences mean equal outlooks."""
         if self.nothing_to_do:
-            return (*_warned(self), f"Its GPUs have the layout {self.layout} already.")
+            return (*_warned(self), f"Its GPUs already have the layout {self.layout}.")
         return (*_warned(self), *_taken(self), *_done(self), *_kept(self))
 
 
@@ -121,17 +121,17 @@ def foresee_layout(view: NodeView, layout: Layout, policy: InUsePolicy) -> Layou
 
 
 def _warned(outlook: LayoutPreview) -> list[str]:
-    lost = [f"The driver cannot reach {each}, which stays as it is." for each in outlook.lost]
+    lost = [f"The driver cannot reach {each}, which is left unchanged." for each in outlook.lost]
     return [*outlook.warnings, *lost]
 
 
 def _taken(outlook: LayoutPreview) -> list[str]:
     if not outlook.blockers:
-        return ["Nothing in use is in its way."]
+        return ["Nothing in use is in the way."]
     said = {
-        InUsePolicy.WAIT: "This has to end first; the agent waits for it, and gives its place to nobody new:",
-        InUsePolicy.REFUSE: "The agent refuses it while this is in use, and changes nothing:",
-        InUsePolicy.DRAIN: "The agent cordons the node, evicts pods that got these by the device plugin, and waits for the rest:",
+        InUsePolicy.WAIT: "These have to end first; the agent waits for them, and gives their devices to no one else:",
+        InUsePolicy.REFUSE: "The agent refuses the layout while these are in use, and changes nothing:",
+        InUsePolicy.DRAIN: "The agent cordons the node, evicts pods that got these from the device plugin, and waits for others:",
     }[outlook.policy]
     return [said, *(f"{user}." for user in outlook.blockers)]
 
@@ -142,9 +142,9 @@ def _done(outlook: LayoutPreview) -> list[str]:
         return [f"{each.gpu.label}: {'; '.join(map(str, each.now))}." for each in outlook.gpus if each.now]
     found = [f"At once on {each.gpu.label}: {'; '.join(map(str, each.now))}." for each in outlook.gpus if each.now]
     if not now and outlook.policy is not InUsePolicy.REFUSE:
-        found.append("Nothing is done at once.")
+        found.append("Nothing happens at once.")
     if outlook.changing:
-        return [*found, "Another change is at work on its GPUs; what is to be done after it is not known."]
+        return [*found, "Another change of its GPUs is in progress; what remains to be done after it is unknown."]
     for each in outlook.gpus:
         rest = [step for step in each.later if step not in each.now]
         if rest:
@@ -156,7 +156,7 @@ def _kept(outlook: LayoutPreview) -> list[str]:
     if outlook.changing:
         return []
     kept = sum(len(each.kept) for each in outlook.gpus)
-    return [f"Kept as they are, with their UUIDs: {counted(kept, 'slice')}." if kept else "No slice stays."]
+    return [f"Kept, with their UUIDs: {counted(kept, 'slice')}." if kept else "No slice is kept."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +226,8 @@ class NodeLayoutView:
 
     def _notes(self, told: ViewReport) -> Iterator[str]:
         if told.layouts is not None and told.layouts.heeds_mode and self.node.standing.mode != NodeMode.STATIC:
-            mode = self.node.standing.mode or "not one that is known"
-            yield f"Its mode is {mode}: the agent heeds a layout only where it is {NodeMode.STATIC}. What follows is of then."
+            mode = self.node.standing.mode or "unknown"
+            yield f"Its mode is {mode}: the agent applies layouts only in mode {NodeMode.STATIC}. What follows is for that mode."
         if self.node.standing.labels.get(REASON_LABEL) == ReportReason.MANAGER_CONFLICT:
             yield _RIVAL
         if told.layouts is not None and told.layouts.turns:
@@ -246,7 +246,7 @@ def node_layouts_page(
 ) -> DashboardPage:
     """The choice of layouts, and what the chosen one would do, or why that is unknown. `act` gives the link to setting it."""
     node = layouts.node
-    shown: list[Child] = [element("p", "Of node ", node_link(node.name))]
+    shown: list[Child] = [element("p", "On node ", node_link(node.name))]
     if layouts.told is not None:
         shown += notes(not_of_now(node))
     if layouts.unknown or trouble:
@@ -255,7 +255,7 @@ def node_layouts_page(
         shown.append(
             element(
                 "p",
-                "Choose a layout to see what it would keep, and whom it would take slices from. This changes nothing.",
+                "Choose a layout to see what it would keep, and which slices in use are in its way. This changes nothing.",
             )
         )
     else:
@@ -276,11 +276,11 @@ def outlook_view(node: SeenNode, outlook: LayoutPreview, *, in_words: bool = Tru
     if in_words:
         yield element("ul", [element("li", each) for each in outlook.said])
     if outlook.after:
-        yield element("h2", "Before, and when nothing is in the way any more")
+        yield element("h2", "Before, and once nothing is in the way")
         gpus = [each for each in node.overview["gpus"] if each["uuid"] in {one["uuid"] for one in outlook.after}]
         yield from before_and_after(gpus, outlook.after, node.overview["allocations"])
     if kept := list(_kept_slices(outlook)):
-        yield table("What stays", ("GPU", "Slice", "MIG devices"), kept, "")
+        yield table("What is kept", ("GPU", "Slice", "MIG devices"), kept, "")
 
 
 def _kept_slices(outlook: LayoutPreview) -> Iterator[Sequence[Child | None]]:

@@ -83,10 +83,10 @@ def node_share_page(
         return None
     address = f"/shares/{quote(allocation_id, safe='')}"
     if len(found) > 1:
-        said = "Several nodes have a share of that name:"
+        said = "Several nodes have a share with that id:"
         return several_page(f"Share {allocation_id}", said, address, [node for node, _ in found])
     ((node, page),) = found
-    live = element("div", element("p", "Of node ", node_link(node.name)), notes(not_of_now(node)), page.live)
+    live = element("div", element("p", "On node ", node_link(node.name)), notes(not_of_now(node)), page.live)
     return DashboardPage(page.title, live, below=None if act is None else act(node.name, allocation_id))
 
 
@@ -110,7 +110,7 @@ def layouts_address(node: str) -> str:
 def not_of_now(node: SeenNode) -> Iterator[str]:
     """Why the page is not current, and its time."""
     if node.trouble and node.seen is not None:
-        yield f"Not seen since {describe.said_in_utc(node.seen)}: {node.trouble}. What is shown is of then."
+        yield f"No report since {describe.said_in_utc(node.seen)}: {node.trouble}. The page shows the state at that time."
     elif node.unknown:
         yield node.unknown
 
@@ -139,7 +139,7 @@ def _readings(node: SeenNode, use: UseReport, now: float) -> Sequence[Document]:
 
 def _of_node(page: DashboardPage, node: SeenNode) -> DashboardPage:
     return DashboardPage(
-        page.title, page.live, element("p", "Of node ", node_link(node.name)), every=round(READ_SECONDS)
+        page.title, page.live, element("p", "On node ", node_link(node.name)), every=round(READ_SECONDS)
     )
 
 
@@ -148,9 +148,9 @@ def _facts(node: SeenNode) -> Iterator[tuple[str, Child]]:
     if standing.ready is not None:
         yield "kubelet", "ready" if standing.ready else "not ready"
     if standing.unschedulable:
-        yield "pods", "none are let in: it is cordoned"
+        yield "pods", "no new ones: it is cordoned"
     if standing.mode and node.seen is not None:
-        yield "GPUs are given away", standing.mode
+        yield "mode", standing.mode
     for name, value in standing.labels.items():
         yield name, code(value)
     yield "seen", "never" if node.seen is None else moment(describe.timestamp(node.seen))
@@ -170,7 +170,7 @@ def _holders(node: SeenNode, now: float, order: TableOrder) -> Element:
         for each in node.overview["allocations"]
     ]
     columns = ("Share", "Held by", "User", "What", "State", "For")
-    return order.table("shares", "Who has what of it", columns, rows, "Nobody has any of it.")
+    return order.table("shares", "Shares on this node", columns, rows, "It has no shares.")
 
 
 def _pieces(allocation: Document, labels: dict[str, str]) -> Iterator[Child]:

@@ -33,7 +33,7 @@ COLUMNS = ("Node", "GPUs", "Held", "Idle", "Free", "Used", "State")
 """The columns of a table of nodes."""
 
 NOT_SEEN, NOT_READY, CORDONED, TROUBLE = "not seen", "not ready", "cordoned", "trouble"
-WITHHELD, CHANGING = "not given away", "being changed"
+WITHHELD, CHANGING = "withheld", "being changed"
 """States of single GPUs. Why one is not given away may name someone, and only its node's page says it."""
 UNKNOWN = "unknown"
 _ROOM = frozenset({BlockStatus.FREE, BlockStatus.IDLE})
@@ -48,8 +48,8 @@ NEEDING: Mapping[str, str] = {
 """The states in which a node needs attention, the worst first, in words."""
 _TROUBLING = frozenset(NEEDING)
 _CAPTION = (
-    "Nodes that have GPUs, or whose agent tells of them. Each bar is a GPU, its slices in the order of their placement. "
-    "Used is how much of their memory programs use."
+    "Nodes that have GPUs, or whose agent reports some. Each bar is a GPU, with its slices in the order of their placement. "
+    "'Used' is how much of the GPUs' memory programs use."
 )
 
 _COUNTED = ("nodes", "nodes not seen", "GPUs", "slices", "slices held", "slices idle", "slices unknown", "shares")
@@ -354,7 +354,7 @@ def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeFilter) -> E
     said = f"{chosen:,} of {total[0]:,} nodes match." if choice.leaves_out else None
     return element(
         "div",
-        needs_line(_needs(rows), 0.0, "No node that you may see is in trouble."),
+        needs_line(_needs(rows), 0.0, "No node that you can see is in trouble."),
         figures((word, f"{count:,}") for word, count in zip(_COUNTED, total, strict=True)),
         element("p", said) if said else None,
         id="summary",

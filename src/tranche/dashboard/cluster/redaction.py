@@ -17,7 +17,7 @@ from tranche.dashboard.cluster.snapshot import HIDDEN, NameVisibility, namespace
 from tranche.documents.blocks import Document
 
 _PROCESS = "a process"
-_WITHHELD = "nothing more of it is given away"
+_WITHHELD = "withheld (reason not shown)"
 """Stands for the reason, which is in an administrator's own words."""
 _WORDED = frozenset({"cordoned", "faulty", "kept"})
 """The states of vacant room that have such a reason."""

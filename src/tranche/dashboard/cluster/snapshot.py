@@ -37,8 +37,8 @@ _HAS_GPUS = (
     "feature.node.kubernetes.io/pci-10de.present",
     "nvidia.com/gpu.product",
 )
-_NEVER = "its agent has sent no report: does it run, and with --tell-view?"
-_UNREADABLE = "its agent's report cannot be read: does the agent have another version?"
+_NEVER = "its agent has sent no report: check that it runs, and that it has --tell-view"
+_UNREADABLE = "its agent's report cannot be read: the agent may have another version"
 _SILENT = "its agent has not renewed its report"
 _LONGEST_REASON = 300
 _NO_NODE = "the node is no longer in the cluster"
@@ -99,7 +99,7 @@ class SeenNode:
     def unknown(self) -> str:
         """A sentence that nothing is known of its GPUs, and why; "" if something is known."""
         end = "" if self.trouble.endswith((".", "?", "!")) else "."
-        return "" if self.seen is not None else f"Nothing is known of its GPUs: {self.trouble}{end}"
+        return "" if self.seen is not None else f"Its GPUs are unknown: {self.trouble}{end}"
 
     def shows_the_same(self, other: SeenNode) -> bool:
         """Whether a page of the other one would look the same, except for its time."""

@@ -30,10 +30,10 @@ _MOST_OUTLOOKS = 32
 _PACE_SECONDS = 0.25
 
 _SEES_NOTHING = (
-    "You may list neither the nodes in this cluster nor the pods of a namespace that has something here. The role "
-    "'researcher' of the chart shows nodes; whoever may list the pods of a namespace sees its names."
+    "You have no permission to list this cluster's nodes, or the pods of any namespace that has shares here. The chart's role "
+    "'researcher' lets you see nodes; permission to list a namespace's pods lets you see its names."
 )
-_SEES_OWN_NODES = "You may not list nodes, so the page shows only nodes with pods that you may list."
+_SEES_OWN_NODES = "You have no permission to list nodes, so the page shows only nodes with pods that you can list."
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,16 +38,16 @@ from tranche.kubernetes.gated.leases import offered_view
 from tranche.kubernetes.gated.reading import GateFleet
 
 _NO_DEMAND = (
-    "no node that you may see, and that has reported recently, gives shares on demand: their mode is static or off, or they "
-    "offer nothing"
+    "no node that you can see, and that has reported recently, assigns shares on demand: the nodes' mode is static or off, "
+    "or they offer nothing"
 )
-_NEITHER = "this cluster gives no shares on demand: it has neither claims nor scheduling gates"
+_NEITHER = "this cluster assigns no shares on demand: it has neither claims nor scheduling gates"
 _UNSAID = "it is unknown why it waits; see this page's log"
 
 _log = logging.getLogger(__name__)
 _VOUCHED = (
-    "Users who may write events in a namespace can write any event about its objects, and in default any event about nodes: "
-    "Kubernetes does not authenticate an event's author."
+    "Users who may write events in a namespace can write any event about its objects, and in the namespace default "
+    "any event about nodes: Kubernetes does not authenticate an event's author."
 )
 
 
@@ -145,14 +145,16 @@ def cluster_queue_page(
     rows = [_row(*each, now) for each in waiting]
     more = []
     if hidden:
-        more.append(f"{hidden:,} more wait in other namespaces.")
+        more.append(f"{hidden:,} more {'pods wait' if hidden > 1 else 'pod waits'} in other namespaces.")
     if unasked:
-        more.append(f"{unasked:,} more wait that came later; 'tranche explain pod/NAME' says why each does.")
+        more.append(
+            f"{unasked:,} later {'pods wait' if unasked > 1 else 'pod waits'} too; 'tranche explain pod/NAME' shows why."
+        )
     columns = ("Pod", "Waits", "Asks for", "For", "Why", "What would help")
     live = element(
         "div",
         notes(said),
-        table("Pods that wait for GPUs, oldest first", columns, rows, "No pod that you may see waits for GPUs."),
+        table("Pods that wait for GPUs, oldest first", columns, rows, "No pod that you can see waits for GPUs."),
         [element("p", each) for each in more],
     )
     return with_ask_form(live)
@@ -212,8 +214,8 @@ def _groups(answer: FleetExplanation, id: str) -> Element | None:
         return None
     names = tuple(each.capitalize() for each in GROUP_COLUMNS)
     rows = [tuple(str(cell) for cell in group_row(each)) for each in answer.groups]
-    shown = table(f"What nodes say to {answer.pod}", names, rows, "No node.")
-    return element("details", element("summary", "What nodes say"), shown, id=id)
+    shown = table(f"Reasons by node for {answer.pod}", names, rows, "No node.")
+    return element("details", element("summary", "Reasons by node"), shown, id=id)
 
 
 def _about(event: KubeEvent) -> Child:

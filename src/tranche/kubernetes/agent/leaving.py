@@ -159,7 +159,7 @@ async def _end_agents(cluster: ClusterClient, namespace: str, name: str, patienc
                 await asyncio.sleep(_LOOK_SECONDS)
     except TimeoutError:
         nodes = ", ".join(sorted(set(left.values())))
-        say(f"agents still run on these nodes after {patience:.0f} s and may leave files there: {nodes}")
+        say(f"agents still run on these nodes after {patience:.0f} s and could leave files there: {nodes}")
     say(f"told the agents on {len(set(pods.values()))} nodes to exit")
     return {*pods.values(), *left.values()}
 
@@ -172,7 +172,7 @@ async def _nodes_of_other_agents(cluster: ClusterClient, namespace: str, name: s
             if each.runs_agents and not each.deleting and (each.namespace, each.name) != (namespace, name):
                 found = set((await cluster.nodes_of_pods(each.namespace, each.selector)).values())
                 say(
-                    f"DaemonSet {each.namespace}/{each.name} also runs agents, so these nodes stay as they are: "
+                    f"DaemonSet {each.namespace}/{each.name} also runs agents, so these nodes are left unchanged: "
                     f"{', '.join(sorted(found))}"
                 )
                 nodes |= found
@@ -221,7 +221,7 @@ def take_files_along(cdi_folder: Path, kubelet_folder: Path) -> None:
     try:
         write_spec(CdiSpec(CDI_KIND, (), ContainerEdits()), cdi_folder)
     except CdiUnavailable as error:
-        _log.warning("CDI files of containers stay", extra={"error": error.message})
+        _log.warning("containers' CDI files remain", extra={"error": error.message})
     with suppress(OSError):  # another agent's socket is in it, or it was never made
         socket_folder(kubelet_folder).rmdir()
 

@@ -235,7 +235,7 @@ def _share(
     if not alternatives:
         raise SharingUnavailable(
             f"no GPU in this cluster is shared in a way that can serve {request}",
-            hint="ask for an amount with --gpu-memory, or drop --compute",
+            hint="ask for an amount with --gpu-memory, or omit --compute",
         )
     if len(alternatives) == 1:
         return {"exactly": next(iter(alternatives.values()))}, tuple(left_out)
@@ -300,7 +300,7 @@ def _refuse_impossible(request: Request) -> None:
         raise SharingUnavailable(
             f"no cluster can serve {request}: MPS enforces the compute limit, and a program can use MPS on only one "
             "GPU",
-            hint="ask for one share, or drop --compute",
+            hint="ask for one share, or omit --compute",
         )
     number = request.demand.count if isinstance(request.demand, WholeGpus) else request.count
     if number > MOST_DEVICES:

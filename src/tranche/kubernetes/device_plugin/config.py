@@ -216,12 +216,12 @@ def _parse(setting: ConfigOption, value: object, where: str) -> object:
         text = _text(value)
         if not text.isdecimal() or not (int(text) == 0 or 2 <= int(text) <= sharing_config.MOST_CLIENTS):
             most = sharing_config.MOST_CLIENTS
-            raise _invalid(f"{where} must be from 2 to {most} (the MPS client limit), not '{text}'")
+            raise _invalid(f"{where} must be between 2 and {most} (the MPS client limit), not '{text}'")
         return int(text)
     if setting.kind is ValueKind.PERCENT:
         text = _text(value)
         if not text.isdecimal() or not 1 <= int(text) <= 100:
-            raise _invalid(f"{where} must be a percentage from 1 to 100, not '{text}'")
+            raise _invalid(f"{where} must be a percentage between 1 and 100, not '{text}'")
         return int(text)
     if not isinstance(value, str):
         raise _invalid(f"{where} must be a string")

@@ -367,7 +367,7 @@ class DevicePlugin:
     def _announcements(self, advertised: Advertisement, lost: Collection[str]) -> Mapping[str, PluginCondition]:
         found = {}
         if advertised.problem:
-            message = f"nvidia.com/gpu is 0 under MIG strategy single: {advertised.problem}"
+            message = f"nvidia.com/gpu is 0 with MIG strategy single: {advertised.problem}"
             found["single"] = PluginCondition("MigStrategySingleInvalid", message)
         for warning in advertised.warnings:
             found[warning] = PluginCondition("SlicesNotAdvertised", warning)

@@ -50,7 +50,7 @@ async def register(kubelet_socket: Path, *, endpoint: str, resource: str, asks_b
         except grpc.RpcError as error:
             raise KubeletUnavailable(
                 f"cannot register {resource} with the kubelet at {kubelet_socket}: {_details(error)}",
-                hint="check that the kubelet runs and uses this device plugin folder",
+                hint="check that the kubelet is running and uses this device plugin folder",
             ) from error
 
 

@@ -58,13 +58,13 @@ def given_devices(
     found = []
     for each in (each for each in claim.allocated if each.driver == DRIVER):
         if each.pool != pool:
-            raise AllocationUnknown(f"{wanted} is allocated in pool {each.pool}, but this node's pool is {pool}")
+            raise AllocationUnknown(f"{wanted} was allocated in pool {each.pool}, but this node's pool is {pool}")
         if each.admin_access:
             raise UsageError(f"{wanted} asks for admin access, which Tranche does not support")
         device = devices.get(each.device)
         if device is None:
             raise GpuNotFound(
-                f"{wanted} is allocated device {each.device}, which this node does not have",
+                f"{wanted} was allocated device {each.device}, which this node does not have",
                 hint="delete the pod, so that its replacement is scheduled onto existing devices",
             )
         for name, amount in each.consumed.items():

@@ -111,7 +111,7 @@ class ClaimPreparer:
         except TimeoutError as error:
             raise WaitTimeout(
                 f"{ref} was not prepared within {BUDGET_SECONDS:.0f} s",
-                hint="the agent continues; the kubelet asks again",
+                hint="the agent continues; the kubelet will ask again",
             ) from error
         return task.result()
 

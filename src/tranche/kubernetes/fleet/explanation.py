@@ -98,7 +98,7 @@ def explain_pod(pod: FleetPod, fleet: Fleet) -> FleetExplanation:
         advice = ("delete the pod: the scheduler allocates devices only before it binds a pod",)
         return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=advice)
     if not demands:
-        message = "your account may not read its claims"
+        message = "your account has no permission to read its claims"
         if fleet.knows_claims_of(pod.namespace):
             message = (
                 "its claims do not exist yet; Kubernetes creates them from: "
@@ -151,7 +151,7 @@ def _has(pod: FleetPod, claims: Sequence[FleetClaim], wanted: tuple[str, ...], f
             str(pod), WaitStatus.HAS, f"it has its devices on node {given[0].given.node}", wanted, given
         )
     if not devices:
-        return FleetExplanation(str(pod), WaitStatus.HAS, "it has devices of another driver", wanted)
+        return FleetExplanation(str(pod), WaitStatus.HAS, "it has another driver's devices", wanted)
     names, node = ", ".join(each.device for each in devices), devices[0].node
     message = (
         f"it has {names} on node {node}, which no longer describes its devices: Tranche's agent does not run there"
@@ -229,7 +229,7 @@ def _status(answers: Sequence[NodeFit]) -> tuple[WaitStatus, str]:
     able = sum(each.could for each in answers)
     number = f"none of {len(answers):,} nodes can" if len(answers) > 1 else f"node {answers[0].node} cannot"
     if not able:
-        return WaitStatus.IMPOSSIBLE, f"{number} serve it as the cluster is set up"
+        return WaitStatus.IMPOSSIBLE, f"{number} serve it in the cluster's current setup"
     return WaitStatus.WAITING, f"{number} serve it now; {f'{able:,} of them' if len(answers) > 1 else 'it'} could later"
 
 

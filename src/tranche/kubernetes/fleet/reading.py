@@ -44,7 +44,7 @@ async def read_fleet(connection: ApiConnection, namespace: str) -> Fleet:
         if slices is None and not reader.unread:
             raise ClaimsUnavailable(
                 "this cluster has no dynamic resource allocation (resource.k8s.io/v1)",
-                hint="use Kubernetes 1.36 or newer; to see what its nodes have, run doctor --cluster",
+                hint="use Kubernetes 1.36 or newer; to see what its nodes have, run tranche doctor --cluster",
             )
         nodes = await reader.decoded("nodes", "/api/v1/nodes", decode_fleet_node)
         within = ""

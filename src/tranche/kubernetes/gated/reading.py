@@ -106,7 +106,7 @@ async def read_any_fleet(connection: ApiConnection, namespace: str) -> Fleet:
             "this cluster assigns no shares on demand: it has no dynamic resource allocation, and no agent reports "
             "GPUs",
             hint="ask the cluster's administrator to install Tranche's chart with dra.enabled and controller.enabled; "
-            "doctor --cluster shows what its nodes have",
+            "tranche doctor --cluster shows what its nodes have",
         )
     return found
 

@@ -96,7 +96,7 @@ class PodResourcesClient:
             except grpc.aio.AioRpcError as error:
                 raise KubeletUnavailable(
                     f"the kubelet does not say which pod holds which device: {error.details() or error.code().name}",
-                    hint=f"check that the kubelet runs, and that {self._socket} is its pod-resources socket",
+                    hint=f"check that the kubelet is running, and that {self._socket} is its pod-resources socket",
                 ) from error
         if not before or self.run() != before:
             raise KubeletUnavailable("the kubelet restarted while Tranche asked it which pod holds which device")

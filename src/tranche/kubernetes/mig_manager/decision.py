@@ -327,7 +327,7 @@ def _reboot(situation: NodeObservation) -> NodeDecision:
     holders = sorted({holder_text(allocation) for allocation in situation.view.allocations})
     draining = frozenset(devices(situation.view.node))
     if holders:
-        message = f"the MIG mode change needs a restart, which waits for these GPU holders: {', '.join(holders)}"
+        message = f"the MIG mode change needs a restart, which is waiting for these GPU holders: {', '.join(holders)}"
         if situation.policy is InUsePolicy.REFUSE:
             return _at_rest(situation, _failure(ReportReason.IN_USE, message))
         refs = pods_having(situation.view.allocations)

@@ -271,7 +271,7 @@ def read_text(path: str, error: type[TrancheError]) -> str:
     except OSError as reason:
         raise error(f"cannot read {_name(path)}: {reason.strerror}") from reason
     except UnicodeDecodeError as reason:
-        raise error(f"{_name(path)} is not UTF-8 text: the fault is at byte {reason.start}") from reason
+        raise error(f"{_name(path)} is not UTF-8 text: byte {reason.start} is invalid") from reason
     except ValueError as reason:  # too long, or a name with a NUL in it
         raise error(f"cannot read {_name(path)}: {reason}") from reason
 

@@ -131,7 +131,7 @@ def check_state_folder(places: StateFolder) -> Finding:
 def check_ledger(places: StateFolder) -> Finding:
     """Whether the ledger opens, is whole, and takes a request; undoes what it writes."""
     if os.path.isdir(places.state_dir) and not os.access(places.state_dir, os.X_OK):
-        text = f"no permission to look into the state folder {places.state_dir}"
+        text = f"no permission to read the state folder {places.state_dir}"
         return Finding("ledger", Status.FAIL, text, "run the command with sudo")
     try:
         if not try_file(places.ledger):
@@ -148,7 +148,7 @@ def check_ledger(places: StateFolder) -> Finding:
         return failed("ledger", error)
     if broken:
         text = f"the ledger {places.ledger} has lost or contradictory rows in: {', '.join(broken)}"
-        hint = "rebuild them from the running shares with: tranche ps"
+        hint = "to rebuild them from the running shares, run: tranche ps"
         return Finding("ledger", Status.WARN, text, hint)
     return Finding("ledger", Status.PASS, f"the ledger {places.ledger} is intact")
 
@@ -175,7 +175,7 @@ def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
     """Whether dead processes left something, and whether every granted share still exists."""
     if recovery_needed:
         text = "dead processes left behind plans, shares or places in the queue"
-        yield Finding("leftovers", Status.WARN, text, "clear them with: tranche ps")
+        yield Finding("leftovers", Status.WARN, text, "to clean them up, run: tranche ps")
     else:
         yield Finding("leftovers", Status.PASS, "no dead process left anything behind")
     for allocation in view.allocations:
@@ -205,7 +205,7 @@ def check_pods(allocations: Sequence[Allocation]) -> Iterator[Finding]:
 
 def check_strays(daemons: Sequence[str], groups: Sequence[Path]) -> Iterator[Finding]:
     """What a lost state folder left: MPS daemons, by device UUID, and control groups with memory limits."""
-    hint = "run tranche ps: it takes this over, or ends it if no share needs it"
+    hint = "run tranche ps: Tranche then takes this over, or ends it if no share needs it"
     for device_uuid in daemons:
         text = f"an MPS daemon of device {device_uuid} is running, but its record was lost"
         yield Finding("mps", Status.WARN, text, hint)
@@ -233,9 +233,7 @@ def check_daemons(node: NodeState, allocations: Iterable[Allocation], known: Dae
             hint = f"the next decision restores it; to do it now: {_mode_command(gpu, exclusive=True)}"
             yield Finding("mps", Status.WARN, text, hint, gpu.index)
         if gpu.compute_mode is ComputeMode.EXCLUSIVE and gpu.daemon_of(None) is None:
-            text = (
-                "compute mode EXCLUSIVE_PROCESS, but no MPS daemon of Tranche: only one program at a time gets the GPU"
-            )
+            text = "compute mode EXCLUSIVE_PROCESS, but no MPS daemon from Tranche: only one program at a time can use the GPU"
             hint = f"if this is not intended, restore it with: {_mode_command(gpu, exclusive=False)}"
             yield Finding("mps", Status.WARN, text, hint, gpu.index)
 
@@ -246,7 +244,7 @@ def _fence_hint(record: DaemonRecord | None, *, shared: bool) -> str:
         return "the device has no shares, so there is nothing to end: the next decision replaces the daemon"
     if record is not None and not record.fault and record.halted_pid:
         return f"resume it with: kill -CONT {record.halted_pid}; programs that share the device keep their shares"
-    return "end all shares of the device, then a new daemon starts; see: tranche ps"
+    return "end all shares of the device, and a new daemon starts; list the shares with: tranche ps"
 
 
 def _mode_command(gpu: GpuState, *, exclusive: bool) -> str:
@@ -348,7 +346,7 @@ def try_state_folder(places: StateFolder) -> str:
     folder = places.state_dir
     if not os.path.lexists(folder):
         _try_folder(next(path for path in folder.absolute().parents if os.path.lexists(path)))
-        return f"the state folder {folder} can be made"
+        return f"the state folder {folder} can be created"
     _try_folder(folder, f"the state folder {folder}")
     for each in _lock_folders(places):
         if os.path.lexists(each):

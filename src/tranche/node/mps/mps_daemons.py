@@ -170,7 +170,7 @@ class MpsDaemonManager:
         record = record._replace(pid=daemon.pid, started=daemon.started, uid=daemon.uid, boot=boot_id())
         limits = process.control.said_limits(device_uuid, process.control.servers())
         if why := limits.difference("", limit):
-            raise VerificationFailed(f"{gpu.label}: {why}, by the MPS daemon of {device_uuid}")
+            raise VerificationFailed(f"{gpu.label}: the MPS daemon of {device_uuid} reports a wrong limit: {why}")
         record = record._replace(every_user=daemon.every_user, ready=True, limit=limit, limits=limits.encoded())
         record = record._replace(raising=0)
         self.records.write(record)

@@ -119,7 +119,7 @@ class DaemonReconciler:
             if gpu.timeslice is None:
                 self._timeslices.forget(gpu_uuid)  # the driver has forgotten it too
             elif gpu.lost or not self._carried_out(
-                Plan(f"no share takes turns on {gpu.label} any more", (SetTimeslice(gpu_uuid, None),)), session()
+                Plan(f"no share uses time-slicing on {gpu.label} any more", (SetTimeslice(gpu_uuid, None),)), session()
             ):
                 self._timeslices.note_failure(gpu_uuid, self._machine.clock())
             done = True

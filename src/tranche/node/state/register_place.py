@@ -28,7 +28,7 @@ def register_folder(home: Path) -> Path | None:
         return None
     except PermissionError as error:
         raise PermissionDenied(
-            f"no permission to look into {home}, where this machine's register is",
+            f"no permission to read {home}, where this machine's register is",
             hint="use sudo, or have an administrator let others read that folder",
         ) from error
     except OSError as error:

@@ -232,7 +232,7 @@ def time_extended(db: sqlite3.Connection, time: float, allocation_id: str, time_
     from tranche.core.events import TimeExtended
     from tranche.core.quantity import format_duration
 
-    message = f"the time limit is {format_duration(time_limit)} now"
+    message = f"the time limit is now {format_duration(time_limit)}"
     _write(db, time, TimeExtended(time_limit), message, allocation_id=allocation_id)
 
 

@@ -236,7 +236,7 @@ class Ledger:
         if tuple(file) != self._file:
             raise LedgerUnavailable(
                 f"the ledger {self.path} was removed or replaced while it was open",
-                hint="run the command again: it creates a new one and finds the existing shares",
+                hint="run the command again: it creates a new ledger and finds the existing shares",
             )
         # Neither Tranche nor SQLite makes either file smaller while it is open.
         log = max(0, _identity(self.path.with_name(f"{self.path.name}-wal"))[2])

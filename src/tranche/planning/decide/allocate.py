@@ -150,7 +150,7 @@ def _part_note(part: FractionalShare, option: Option) -> str:
     if part.slot is not None:
         where = f"{part.slot.profile} at {part.slot.placement} of {where}"
     first = ", with MIG mode turned off" if option.change is OptionKind.MODE else ""
-    ceiling = "" if part.compute is None else f", at most {part.compute} % of its compute,"
+    ceiling = "" if part.compute is None else f", at most {part.compute}% of its compute,"
     return (
         f"a share of {where}{first}: {format_memory(part.memory)}{ceiling} by {part.sharing.for_people} ({part.walls})"
     )

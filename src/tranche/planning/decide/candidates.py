@@ -199,7 +199,7 @@ def _impossible(
         texts = dict.fromkeys(each.text for each in refused)
         whole_only = all(each.reason is Reason.POLICY for each in refused)
         return SharingUnavailable(
-            f"no GPU on this machine serves {request}: {'; '.join(texts)}",
+            f"no GPU on this machine can serve {request}: {'; '.join(texts)}",
             hint=_A_WHOLE_GPU if whole_only else _way_out(request, known),
         )
     if isinstance(request.demand, MigSlice):
@@ -231,5 +231,5 @@ def _way_out(request: Request, known: Sequence[tuple[GpuState, GpuSharing]]) -> 
     if enough := min((each for each in shares if each is not None), default=None):
         return f"ask for --gpu {float(enough):g} or more"
     if request.compute is not None:
-        return "ask for the same without --compute"
+        return "omit --compute"
     return _A_WHOLE_GPU

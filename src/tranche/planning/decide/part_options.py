@@ -156,10 +156,12 @@ def room_left(
         text = f"{where}{text}, but the request needs {format_memory(way.memory)}"
         return obstacle(gpu, Reason.NO_ROOM, text, missing_memory=-left, allocation_ids=ids)
     if account.compute + (wish.compute or 0) > ALL_COMPUTE:
-        text = f"{where}shared with compute ceilings of {account.compute} %, and the request asks for {wish.compute} % more"
+        text = (
+            f"{where}shared with compute ceilings of {account.compute}%, and the request asks for {wish.compute}% more"
+        )
         return obstacle(gpu, Reason.NO_ROOM, text, allocation_ids=ids)
     if account.sharing is Sharing.MPS and account.holders >= _clients(gpu, device, wish):
-        text = f"{where}shared by {account.holders}, and MPS serves no more programs there"
+        text = f"{where}shared by {account.holders}, and MPS accepts no more programs there"
         return obstacle(gpu, Reason.NO_ROOM, text, allocation_ids=ids)
     return left
 

@@ -81,7 +81,7 @@ class _Limit(NamedTuple):
 
     def _words(self, most: str, now: str, more: str) -> str:
         holds = f", already holds {now}" if self.held.shares else ""
-        return f"{self.who} may hold at most {most} at once{holds}, and this needs {more}"
+        return f"{self.who} may hold at most {most} at once{holds}, and this request needs {more}"
 
 
 def _limits(view: NodeView) -> tuple[_Limit, ...]:
@@ -138,7 +138,7 @@ def refuse_too_long(view: NodeView, request: Request) -> None:
     most = None if quota is None else quota.time_limit
     if most is not None and request.time_limit is not None and request.time_limit > most:
         raise QuotaExceeded(
-            f"{request} is too long: the user may run a command for at most {format_duration(most)}",
+            f"{request} is too long: this user's commands can run for at most {format_duration(most)}",
             hint="ask for less time; see the quotas with: tranche policy list",
         )
 

@@ -46,10 +46,10 @@ from tranche.planning.steps.plan import Plan, apply, with_daemons
 ChosenDevice = WholeGpu | Slice | FractionalShare
 """The device behind a scheduler's choice."""
 
-_MINE = "what is wanted"
+_MINE = "the requested device"
 _FOREIGN_HINT = (
     "the pod starts when an administrator has destroyed that instance (nvidia-smi mig -dgi); to place it elsewhere "
-    "now, recreate it"
+    "now, recreate the pod"
 )
 
 
@@ -112,7 +112,7 @@ def given(view: NodeView, allocation_id: str, grants: Sequence[Grant]) -> NodeVi
 
 def refusal(found: Obstacle) -> TrancheError:
     """The error for an obstacle to a choice."""
-    hint = "the pod starts when that share is free; to place it elsewhere now, recreate it; list the shares with: tranche ps"
+    hint = "the pod starts when that share is free; to place it elsewhere now, recreate the pod; list the shares with: tranche ps"
     match found.reason:
         case Reason.GPU_LOST:
             return HardwareError(str(found), hint="see: tranche doctor")

@@ -58,7 +58,7 @@ class ShareOptions:
             return ""
         if profile.sm * self.compute >= _FEWEST_SM * ALL_COMPUTE:
             return ""
-        few = f"{self.compute} % of them is less than the {_FEWEST_SM} that MPS gives at least"
+        few = f"{self.compute}% of them is less than the minimum of {_FEWEST_SM} for MPS"
         return f"has {profile.sm} multiprocessors, and {few}"
 
 
@@ -129,9 +129,9 @@ def _whole_mebibytes(amount: int) -> int:
 def no_part_text(request: Request, gpu: GpuState, rules: GpuSharing) -> str:
     """Why no part of that GPU serves a request that no exclusive device serves, in words that follow its name."""
     if rules.use is GpuPolicy.OFF:
-        return "is only given whole: its policy is sharing=off"
+        return "is only granted whole: its policy is sharing=off"
     if request.isolation is Isolation.HARD:
-        return "has no MIG, and only MIG gives a part of a GPU hard isolation"
+        return "has no MIG, and only MIG gives part of a GPU hard isolation"
     if rules.use is GpuPolicy.MIG:
         return "is shared only in slices: its policy is sharing=mig"
     refused = [(each, rules.why_not(each, gpu) or _misfit(request, gpu, each)) for each in accepted(request)]
@@ -139,7 +139,7 @@ def no_part_text(request: Request, gpu: GpuState, rules: GpuSharing) -> str:
         refused.append((Sharing.MPS, "one program can use it on only one GPU"))
     ways = " or ".join(f"{sharing.for_people} ({why})" for sharing, why in refused)
     if request.compute is not None and request.count > 1:
-        return "limits the compute of one share by MPS, and a program can use MPS on only one GPU"
+        return "limits the compute of a share with MPS, and a program can use MPS on only one GPU"
     if request.compute is not None:
         return f"a compute ceiling needs {ways}"
     uncut = f"is not cut for requests, its policy is sharing={rules.use}" if gpu.mig_capable else "has no MIG"

@@ -335,7 +335,7 @@ def _models(question: _Question) -> Iterator[Remedy]:
         granted = question.granted(request=replace(request, gpu_model=""))
         if granted is not None:
             gpu = question.view.node.gpu(granted.grants[0].gpu_uuid)
-            yield Remedy(RemedyKind.OTHER_MODEL, f"drop --gpu-model: {gpu.label} ({gpu.name}) can serve it now")
+            yield Remedy(RemedyKind.OTHER_MODEL, f"omit --gpu-model: {gpu.label} ({gpu.name}) can serve it now")
             return
     if any(isinstance(each, Candidate) or each.reason is Reason.POLICY for each in question.candidates()):
         return

@@ -72,7 +72,7 @@ def recorded_instances(gpu: GpuState, recorded: RecordedGpu) -> dict[PlacedInsta
             or sum(name.compute for name in inside) > profile.slices
         ):
             raise CheckpointInvalid(
-                f"the checkpoint has {profile.name} at {record.placement} on {gpu.label} ({gpu.name}), but it cannot be there"
+                f"the checkpoint has {profile.name} at {record.placement} on {gpu.label} ({gpu.name}), which is not possible"
             )
         instances[occupant] = tuple(sorted(inside, key=lambda name: -name.compute))
     return instances

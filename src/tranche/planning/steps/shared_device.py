@@ -124,7 +124,7 @@ class StartMps(DeviceStep):
     def not_shown(self, after: GpuState) -> MpsFailed:
         """The started daemon does not serve."""
         return MpsFailed(
-            f"{after.label}: the MPS daemon of {self.place} has started but does not serve it",
+            f"{after.label}: the MPS daemon of {self.place} has started but does not serve the device",
             hint="its log is in the state folder, under mps",
         )
 
@@ -164,7 +164,7 @@ class StopMps(DeviceStep):
     def not_shown(self, after: GpuState) -> MpsFailed:
         """Something of the daemon is still there."""
         return MpsFailed(
-            f"{after.label}: the MPS daemon of {self.place} does not end",
+            f"{after.label}: the MPS daemon of {self.place} did not end",
             hint="run nvidia-smi to see what uses it; its log is in the state folder, under mps",
         )
 

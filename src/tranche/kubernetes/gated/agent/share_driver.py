@@ -126,7 +126,7 @@ class GatedSharePreparer:
             names = ", ".join(sorted(map(str, pods))) or "no pod"
             raise KubeletUnavailable(
                 f"the kubelet lists {unit} with {names}",
-                hint="delete the pod that does not start; its replacement is placed again",
+                hint="delete the pod that does not start; its replacement gets another share",
             )
         (ref,) = pods
         uid = await self._uid_of(ref)

@@ -133,7 +133,7 @@ def _trouble(agents: AgentSetFacts, pod: PodFacts) -> tuple[str, str]:
         )
     if pod.ready_page is not None:
         wrong = {name: why for name, why in pod.ready_page.items() if why != "ready"}
-        said = "; ".join(f"{name}: {why}" for name, why in wrong.items()) or "no problem any more"
+        said = "; ".join(f"{name}: {why}" for name, why in wrong.items()) or "the problem no longer exists"
         about_kubelet = any(name in _KUBELET_PARTS and "kubelet" in why for name, why in wrong.items())
         hint = f"check the node's kubelet, and that kubeletPath is its folder; {logs}" if about_kubelet else logs
         return f"the agent is not ready and reports: {said}", hint
@@ -239,7 +239,7 @@ def _rights(agents: AgentSetFacts) -> Iterator[ClusterFinding]:
         hint = "upgrade the chart with rbac.create=true, or grant them; the DaemonSet's options need them"
         yield ClusterFinding("rights", Status.FAIL, text, hint)
     if len(needed) < len(agents.lacking):
-        hint = "the rest works; the chart's Role in namespace default grants this right"
+        hint = "the rest works; the chart's Role in the namespace default grants this permission"
         yield ClusterFinding("rights", Status.WARN, f"{account} may not record events for nodes", hint)
     if not agents.lacking:
         yield ClusterFinding("rights", Status.PASS, f"{account} has all rights that its options need")

@@ -149,7 +149,7 @@ def check_neighbours(facts: ClusterFacts) -> Iterator[ClusterFinding]:
                 "neighbours",
                 Status.WARN if other.part == FEATURE_LABELS else Status.FAIL,
                 f"{other.product} ({other.daemon_set}) runs beside the agent: {_CONSEQUENCE[other.part]}",
-                f"keep only one: turn Tranche's part off with {ours}, or in the GPU Operator {theirs}",
+                f"keep only one: turn off Tranche's part with {ours}, or in the GPU Operator {theirs}",
                 both,
             )
     for node in gpu_nodes(facts):
