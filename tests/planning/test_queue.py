@@ -15,7 +15,7 @@ from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.request import Request, parse_request
 from tranche.core.state import GpuProcess, MigMode
 from tranche.planning.decide.allocate import Decision, Granted, Waiting, decide
-from tranche.planning.decide.candidates import Candidate, candidate
+from tranche.planning.decide.candidates import Candidate, candidate, gpus_needed
 from tranche.planning.decide.queue import WaitingRequest, may_start, outlooks, startable
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
@@ -36,9 +36,24 @@ def test_nobody_takes_a_gpu_that_an_earlier_waiter_wants(data: st.DataObject) ->
         for grant in decision.grants:
             gpu = view.node.gpu(grant.gpu_uuid)
             for earlier in waiters[:position]:
-                if isinstance(candidate(earlier.request, gpu), Candidate):
+                if isinstance(candidate(earlier.request, gpu), Candidate) and not lacks_gpus(view, earlier.request):
                     with pytest.raises(TrancheError):
                         decide(view, earlier.request)
+
+
+def lacks_gpus(view: NodeView, request: Request) -> bool:
+    """Whether too few GPUs could serve it even with nobody on them, because others are lost: it holds nobody up."""
+    return sum(isinstance(candidate(request, gpu), Candidate) for gpu in view.node) < gpus_needed(request)
+
+
+def test_a_request_that_needs_a_lost_gpu_holds_nobody_up() -> None:
+    lost = replace(gpu_on(A100, 1), lost=True)
+    waiters = [WaitingRequest("large", parse_request(gpus="2")), WaitingRequest("small", parse_request(gpus="1"))]
+    view = view_of(gpu_on(A100), lost)
+    assert isinstance(may_start(view, waiters, "small"), Granted)
+    waiting = may_start(view, waiters, "large")
+    assert isinstance(waiting, Waiting)
+    assert [each.reason for each in waiting.obstacles] == ["GpuLost"]
 
 
 @given(st.data())
