@@ -28,8 +28,16 @@ _ANNOTATIONS = ("summary", "description", "runbook")
 # What Prometheus itself adds to a scrape.
 _OF_PROMETHEUS = frozenset({"up"})
 _LABELS_OF_PROMETHEUS = frozenset({"instance", "job", "le"})
-_OF_KUBE_STATE_METRICS = frozenset({"kube_pod_status_unschedulable", "kube_pod_container_resource_requests"})
-_LABELS_OF_KUBE_STATE_METRICS = frozenset({"namespace", "pod", "resource"})
+_OF_KUBE_STATE_METRICS = frozenset(
+    {
+        "kube_daemonset_status_desired_number_scheduled",
+        "kube_daemonset_status_number_available",
+        "kube_deployment_status_replicas_available",
+        "kube_pod_container_resource_requests",
+        "kube_pod_status_unschedulable",
+    }
+)
+_LABELS_OF_KUBE_STATE_METRICS = frozenset({"namespace", "pod", "resource", "daemonset", "deployment"})
 _RANGE = re.compile(r"\b(?:rate|increase)\s*\(")
 _VARIABLES = {"$__rate_interval": "5m", "$__range": "6h", "$__interval": "1m"}
 
