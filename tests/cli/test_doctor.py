@@ -70,6 +70,7 @@ def test_a_pending_mode_and_what_blocks_a_reset_are_warnings(two_a100: TestMachi
     (reset,) = _findings(two_a100, "reset")
     assert (reset["gpu"], reset["status"]) == (1, "warn")
     assert "trainer (pid 5004242)" in reset["message"]
+    assert reset["hint"].startswith("leave it alone if tranche ps lists a share of this GPU")
 
 
 def test_what_a_dead_process_left_is_seen_and_left_alone(two_a100: TestMachine) -> None:

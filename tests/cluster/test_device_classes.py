@@ -49,7 +49,7 @@ def test_an_agent_writes_slices_of_its_own_node_and_driver_only(cluster: Cluster
 
         # The API server enforces a policy a moment after it has taken it.
         said = wait_for("another node's slices are refused", lambda: refusal("other", "gpu.tranche.dev"))
-        assert "this one runs on node p4d" in said
+        assert "this agent runs on node p4d" in said
         assert refusal(p4d.name, "gpu.tranche.dev") == ""
         assert "may not change ResourceSlices of the driver gpu.nvidia.com" in refusal(p4d.name, "gpu.nvidia.com")
     finally:

@@ -186,7 +186,7 @@ def test_with_the_rights_to_drain_an_agents_token_evicts_on_its_own_node_alone(
     with rights_to_drain(cluster):
         # A namespace without pods has no parameters for the policy, which denies then.
         wait_for("the policy of evictions is in force", lambda: "params" in thief.evicts("kube-public", "nobody"))
-        assert "this one runs on node p4d" in thief.evicts(namespace, "there")
+        assert "this agent runs on node p4d" in thief.evicts(namespace, "there")
         assert is_refused(thief.patches(own, {"spec": {"unschedulable": True}})), "not announced by the annotation"
         assert thief.patches(own, {"metadata": {"annotations": {cordoned: "true"}}}) == "done"
         assert thief.patches(own, {"spec": {"unschedulable": True}}) == "done"

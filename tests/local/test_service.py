@@ -533,6 +533,8 @@ def test_users_release_their_own_shares_and_requests_and_no_others(shared: Share
     for id in (queued["id"], share["id"]):
         code, _, err = shared.run("release", str(id), "--terminate", uid=OTHER)
         assert code == 22, err
+    code, _, err = shared.run("release", str(share["id"]), uid=OTHER)
+    assert f"the share belongs to {NOBODY}: only {NOBODY} and root can end it" in err
     assert len(shared.waiters()) == 1
     assert len(shared.shares()) == 2
     assert shared.run("release", str(queued["id"]))[0] == 0

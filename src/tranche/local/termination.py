@@ -23,7 +23,7 @@ from tranche.node.processes.keeping import RemainingProcesses, remains_of
 from tranche.node.processes.processes import MARK, ancestors_of, find_traces, heeds_sigterm, sudo_above
 from tranche.node.state.session import StateFolder, sees_processes_of
 from tranche.node.store import chronicle, register
-from tranche.node.store.register import runs
+from tranche.node.store.register import runs, user_name
 
 _POLL_SECONDS = 0.02
 _ASK_SECONDS = 0.2
@@ -230,10 +230,11 @@ def _busy(allocation: Allocation, pids: Sequence[int], remains: RemainingProcess
     what = f"allocation {allocation.id} ({allocation.request})"
     command = f": {allocation.command}" if allocation.command != HELD else ""
     if pids:
-        return GpuBusy(
-            f"{what} is in use by pid {', '.join(map(str, pids))}{command}",
-            hint=f"end it and release the share with: tranche release {allocation.id} --terminate",
-        )
+        hint = f"end it and release the share with: tranche release {allocation.id} --terminate"
+        uid = allocation.keeper.uid if isinstance(allocation.keeper, ProcessKeeper) else -1
+        if uid >= 0 and os.geteuid() not in (0, uid):
+            hint = f"the share belongs to {user_name(uid)}: only {user_name(uid)} and root can end it"
+        return GpuBusy(f"{what} is in use by pid {', '.join(map(str, pids))}{command}", hint=hint)
     hint = "look on the machine itself, outside any container"
     hint = hint if os.geteuid() == 0 else "run the command as root"
     if remains.traces.hidden:

@@ -261,7 +261,8 @@ def _check_gpu(gpu: GpuState) -> Iterator[Finding]:
     if gpu.mig_capable and blocking:
         names = ", ".join(map(str, blocking))
         text = f"{names} would block a reset, and so a change of MIG mode"
-        yield Finding("reset", Status.WARN, text, "stop it before you cut the GPU", gpu.index)
+        hint = "leave it alone if tranche ps lists a share of this GPU; otherwise end it before the GPU is cut"
+        yield Finding("reset", Status.WARN, text, hint, gpu.index)
     if gpu.mig_capable:
         yield from _catalogue_findings(gpu)
 
