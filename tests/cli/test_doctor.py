@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import MakeMachine
-from tests.machines import TestMachine, needs_root, run_without_driver, wait_until
+from tests.machines import TestMachine, needs_root, readable_folder, run_without_driver, wait_until
+from tests.support import in_process
 from tranche.node.state.session import process_start_time
 
 
@@ -134,3 +136,20 @@ def test_it_says_by_what_parts_of_a_gpu_can_be_given_and_why_not_by_the_rest(two
     assert found["status"] == "warn"
     assert "older than 495" in found["message"]
     assert "nothing limits the memory" in found["hint"]
+
+
+def test_a_healthy_daemon_of_a_simulated_machine_is_no_finding() -> None:
+    """The machine is named, and PATH lacks the driver's programs."""
+    with readable_folder() as folder:
+        environment = {**os.environ, "TRANCHE_SIMULATE": "g4dn.xlarge", "TRANCHE_SIM_ROOT": str(folder)}
+        ready = folder / "ready"
+        command = ["run", "-q", "--gpu-memory", "3G", "--", "sh", "-c", f"touch {ready}; exec sleep 600"]
+        run = in_process.start(command, environment)
+        try:
+            wait_until(ready.exists, run)
+            done = in_process.run(["doctor", "-o", "json"], environment)
+            assert [each for each in json.loads(done.stdout)["findings"] if each["check"] == "mps"] == []
+        finally:
+            run.terminate()
+            run.communicate()
+            in_process.run(["sim", "destroy", "g4dn.xlarge"], environment)

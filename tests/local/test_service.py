@@ -404,6 +404,9 @@ def test_users_extend_their_own_commands_while_no_request_waits_for_the_gpu(shar
     assert shared.run("extend", id[:5], "1h") == (0, "", f"{id}: the time limit is now 1h10m; it was 10m\n")
     whole = shared.start("run", "-q", "--gpus", "1", "--", "true", uid=OTHER)
     wait_until(lambda: len(shared.waiters()) == 1, whole)
+    (queued,) = shared.waiters()
+    code, _, error = shared.run("extend", str(queued["id"]), "1h", uid=OTHER)
+    assert (code, "is still waiting" in error) == (2, True)
     code, _, error = shared.run("extend", id, "1h")
     assert code == 32
     assert "waits for a GPU of allocation" in error

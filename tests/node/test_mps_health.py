@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -320,6 +321,20 @@ def test_who_only_looks_hears_of_changed_limits_from_the_daemon_and_writes_nothi
         assert "its limits were changed" in str(answer.gpus[0].text)
         assert host.daemons.records.all() == before
         assert faults(host) == []
+
+
+@isolated
+def test_who_cannot_ask_a_daemon_knows_nothing_of_it(t4: Node, tmp_path: Path) -> None:
+    """A cron job, say, whose PATH lacks the driver's programs: a healthy daemon stays healthy, and one at fault stays so."""
+    with t4.host() as host:
+        admit(host, part_of(host))
+        (before,) = host.daemons.records.all()
+    with t4.host(environment={**os.environ, **t4.machine.environment(), "PATH": str(tmp_path)}) as host:
+        for record in (before, before._replace(fault="it is broken")):
+            host.daemons.records.write(record)
+            host.daemons.look([record], 5.0)
+            assert host.daemons.news([record], 5.0) == ()
+            assert host.daemons.records.all() == (record,)
 
 
 @isolated

@@ -18,6 +18,7 @@ from tranche.cli.runtime import (
     DriverReader,
     Settings,
     TrancheCommand,
+    child_environment,
     open_driver,
     output_option,
     register_places,
@@ -143,15 +144,15 @@ def _of_driver(settings: Settings, places: StateFolder | None) -> list[Finding]:
             node = LimitTrialRunner(places).on_node(node, may_try=driver.scope is DeviceVisibility.ALL, remember=False)
         found = [*check_node(node)]
         if places is not None:
-            found += _strays(places)
+            found += _strays(settings, places)
         if places is not None and os.path.exists(places.ledger):
-            found += _leftovers(driver, node, places)
+            found += _leftovers(settings, driver, node, places)
         found.append(check_reset_command(driver.reset_command, node))
         return found
 
 
-def _leftovers(driver: Driver, node: NodeState, places: StateFolder) -> list[Finding]:
-    with closing(Host(driver, places.state_dir)) as host:
+def _leftovers(settings: Settings, driver: Driver, node: NodeState, places: StateFolder) -> list[Finding]:
+    with closing(Host(driver, places.state_dir, environment=child_environment(settings))) as host:
         try:
             with host.ledger.read() as db:
                 allocations = register.allocations(db)
@@ -163,10 +164,12 @@ def _leftovers(driver: Driver, node: NodeState, places: StateFolder) -> list[Fin
             return [failed("leftovers", error)]
 
 
-def _strays(places: StateFolder) -> list[Finding]:
+def _strays(settings: Settings, places: StateFolder) -> list[Finding]:
     owner = places.ledger.stat().st_uid if places.ledger.exists() else os.geteuid()
     try:
-        daemons = [each.device_uuid for each in find_strays(MpsDaemonManager(places), owner)]
+        daemons = [
+            each.device_uuid for each in find_strays(MpsDaemonManager(places, child_environment(settings)), owner)
+        ]
         return [*check_strays(daemons, MemoryGroupManager(places).strays())]
     except TrancheError as error:
         return [failed("mps", error)]

@@ -259,4 +259,4 @@ def _label(gpu_uuid: str, node: NodeState) -> str:
     try:
         return node.gpu(gpu_uuid).label
     except GpuNotFound:
-        return f"GPU {gpu_uuid}"
+        return gpu_uuid

@@ -220,7 +220,9 @@ def find_program(environment: Mapping[str, str]) -> str:
     """The path of nvidia-cuda-mps-control; MpsFailed if it is not installed."""
     found = shutil.which(PROGRAM, path=environment.get("PATH"))
     if found is None:
-        raise MpsFailed(f"{PROGRAM} is not on the PATH", hint="install the driver's utilities package")
+        raise MpsFailed(
+            f"{PROGRAM} is not on the PATH", hint="install the driver's utilities package"
+        ) from FileNotFoundError(PROGRAM)
     return found
 
 

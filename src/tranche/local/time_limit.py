@@ -278,6 +278,10 @@ def extend(host: Host, allocation_id: str, seconds: int, uid: int) -> str:
     """
     with host.deciding(_PATIENCE_SECONDS) as (view, queue):
         found = next((each for each in view.allocations if each.id == allocation_id), None)
+        if any(each.id == allocation_id for each in queue):
+            raise UsageError(
+                f"request {allocation_id} is still waiting, so its time has not begun", hint="extend it once it runs"
+            )
         if found is None:
             raise AllocationUnknown(f"no allocation {allocation_id}", hint="list the allocations with: tranche ps")
         before = found.request.time_limit

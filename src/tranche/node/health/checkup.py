@@ -106,7 +106,7 @@ def check_permission(simulated_state: Path | None) -> Finding:
         "permission",
         Status.WARN,
         "not running as root: Tranche can list GPUs but not cut them",
-        "run commands that need a new slice with sudo",
+        "run commands that need a new slice with sudo, or ask an administrator to start the service: tranche serve",
     )
 
 

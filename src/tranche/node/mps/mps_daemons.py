@@ -286,7 +286,11 @@ class MpsDaemonManager:
             living = said.of(control.servers(seconds=left()))
             if changed := living.difference(record.limits, record.limit):
                 return f"{_CHANGED}: {changed}"
-        except MpsFailed:
+        except MpsFailed as error:
+            if isinstance(error.__cause__, OSError):
+                return (
+                    record.fault
+                )  # this process cannot ask, for want of the program say: that tells nothing of the daemon
             return "" if record.halted else "it does not report the state of its server"
         return ""
 
