@@ -90,11 +90,3 @@ def test_a_ceiling_of_compute_is_of_the_device_that_the_share_is_of() -> None:
     node = view_of(CUT).node
     assert describe.grants(inside, node).endswith("4 GiB of 3g.20gb at 0:4, at most 20% of its compute")
     assert describe.grants(uncut, view_of(T4).node) == "GPU 0: 1 GiB, at most 30% of its compute"
-
-
-def test_the_fence_of_an_allocation_has_its_walls_unless_it_is_hard() -> None:
-    whole, part = allocations(WholeGpu(T4.uuid), FractionalShare(WholeGpu(T4.uuid), GIB, Sharing.MPS))
-    assert describe.isolation(whole) == "hard"
-    assert describe.isolation(part) == (
-        "soft: memory of each process limited by the driver, even turns, faults shared, bandwidth shared"
-    )

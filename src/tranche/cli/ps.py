@@ -44,7 +44,7 @@ def command(settings: Settings, /, output: str) -> None:
             owner_name(owner_now(each, owners)),
             each.request,
             describe.grants(each, view.node),
-            describe.isolation(each),
+            each.grants[0].walls.isolation,
             describe.phase(each, view),
             describe.age(now - each.created),
             describe.pids(each),

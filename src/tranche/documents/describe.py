@@ -18,7 +18,6 @@ from tranche.core.allocation import (
 from tranche.core.errors import GpuNotFound
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import format_memory
-from tranche.core.request import Isolation
 from tranche.core.state import DeviceVisibility, GpuProcess, GpuState, InstanceKey, NodeState
 from tranche.documents.holder_names import NO_OWNERS, Owners, holder_names
 from tranche.documents.slices import (
@@ -218,12 +217,6 @@ def _shared(shared: SharedDevice, allocations: Iterable[Allocation], owners: Own
     """How a device is shared, and by which holders: `shared by MPS: 1f2e3d4c, 5a6b7c8d; 8.7 GiB left`."""
     more = f"no new shares: {shared.unavailable}" if shared.unavailable else f"{format_memory(shared.left)} left"
     return f"shared by {shared.sharing.for_people}: {holder_names(allocations, owners)}; {more}"
-
-
-def isolation(allocation: Allocation) -> str:
-    """The isolation: `hard`, or the word with all walls if not all are its own."""
-    walls = allocation.grants[0].walls
-    return str(walls.isolation) if walls.isolation is Isolation.HARD else f"{walls.isolation}: {walls}"
 
 
 def processes(listed: Iterable[GpuProcess]) -> str:
