@@ -45,7 +45,12 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
     multiple=True,
     help="Mount SOURCE at PATH. SOURCE is a persistent volume claim or, if it begins with /, a folder on the node; repeatable.",
 )
-@click.option("--workdir", metavar="PATH", default="", help="Working directory for the command. Default: the image's.")
+@click.option(
+    "--workdir",
+    metavar="PATH",
+    default="",
+    help="Working directory for the command. Default: the image's working directory.",
+)
 @click.option("--interactive", is_flag=True, help="Allocate a terminal and keep stdin open, for tranche job attach.")
 @click.option(
     "--parallelism",
