@@ -180,7 +180,7 @@ def run(report: Report) -> None:
         f"The load is {loads} of what would fit if slices could move freely, in {len(MIXES)} mixes of profiles.",
         f"Each run has {ARRIVALS:,} requests. The random seeds are {SEEDS[0]} to {SEEDS[-1]}.",
         "Each cell compares a policy with one that moves slices freely."
-        " It gives how many more requests are lost, in percentage points.",
+        " The cell gives how many more requests are lost, in percentage points.",
         "The last two columns weight each request by its compute slices.",
     )
     found = on_all_cores({(mix, load): (_cell, MIXES[mix], load) for mix in MIXES for load in LOADS})

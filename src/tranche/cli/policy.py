@@ -73,8 +73,8 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
     LENGTH is default, short, medium or long. It sets the length of a share's turn on an uncut GPU with time-slicing.
     Tranche sets this length when the first share starts, and resets it after the last share ends.
 
-    A file of kind SharingPolicy replaces all sharing policies. Its field sharing sets the policy of all GPUs that are
-    not in its list gpus. Each entry of gpus has two fields: gpu (an index or a UUID) and sharing.
+    A file of kind SharingPolicy replaces all sharing policies. The file's field sharing sets the policy of all GPUs
+    that are not in the file's list gpus. Each entry of gpus has two fields: gpu (an index or a UUID) and sharing.
 
     \b
     $ tranche policy set --gpu 0 --gpu 3 sharing=shared
