@@ -31,7 +31,7 @@ def run(report: Report) -> None:
         "56 jobs on a Kubernetes node",
         f"The {MEMBERS} [jobs from AWS's article](../guides/56-pods-on-one-p4d.md#awss-56-jobs) run on a real kubelet.",
         "The GPUs belong to a simulated p4d.24xlarge.",
-        f"A job only sleeps: {WHOLE_GPU_SECONDS} s on a whole GPU, or {SLICE_SECONDS:g} s on a 1g.5gb slice.",
+        f"Each job only sleeps, for {WHOLE_GPU_SECONDS} s on a whole GPU or for {SLICE_SECONDS:g} s on a 1g.5gb slice.",
         "The figures therefore show only how much time Kubernetes and Tranche add.",
         "Each cell gives the seconds from the Job's creation until its last pod has succeeded, not counting the cutting of GPUs.",
     )

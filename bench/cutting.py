@@ -79,7 +79,7 @@ def run(report: Report) -> None:
         f"The machine is a simulated {MACHINE}. Tranche cuts its GPUs in parallel.",
         "The baseline works like mig-parted: it takes one GPU at a time, destroys its instances and creates the new ones.",
         "The last column gives the time that Tranche spends on observing, planning, journalling and verifying.",
-        f"Times are medians of {OUR_RUNS} runs for Tranche and of {BASELINE_RUNS} for the baseline.",
+        f"Times are medians of {OUR_RUNS} runs for Tranche and of {BASELINE_RUNS} runs for the baseline.",
     )
     report.table(["from", "Tranche", "one at a time", "ratio", "Tranche's own work"], rows)
     report.verdict(f"Tranche is at least {TARGET:g} times as fast.", min(ratios) >= TARGET)

@@ -58,7 +58,7 @@ def _commands(report: Report) -> None:
         f"The simulated machines have {BOARD} GPUs with MIG mode on, and GPU operations take no time.",
         "Each `tranche run -- true` reuses the previous command's idle slice.",
         "The baseline, in the last column, is a new Python process.",
-        f"Each cell gives a new process's wall time and processor time in milliseconds, as medians of {_COMMANDS} runs.",
+        f"Each cell gives a new process's wall time and CPU time in milliseconds, as medians of {_COMMANDS} runs.",
     )
     commands = {
         "`tranche gpus -o json`": ("gpus", "-o", "json"),
@@ -94,7 +94,7 @@ def _decisions(report: Report) -> None:
     report.section(
         "The decision alone",
         f"Each GPU has {HELD} held slices.",
-        "Each cell gives the processor time from the observation to the answer, in milliseconds.",
+        "Each cell gives the CPU time from the observation to the answer, in milliseconds.",
     )
     rows = []
     for gpus in MACHINES:
@@ -107,7 +107,7 @@ def _nodes(report: Report) -> None:
     report.section(
         "Choosing a node and a share for a gated pod",
         f"Each node has {GPUS_OF_A_NODE} such GPUs.",
-        "Each cell gives the controller's processor time in milliseconds, as the median of 5 runs.",
+        "Each cell gives the controller's CPU time in milliseconds, as the median of 5 runs.",
     )
     machines = [filled(GPUS_OF_A_NODE, SEED + number) for number in range(_KINDS_OF_NODES)]
     rows = []

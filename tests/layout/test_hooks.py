@@ -174,7 +174,7 @@ def test_the_first_failing_hook_ends_the_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        (Hook("no-such-command-here"), "'no-such-command-here' is not an executable command here"),
+        (Hook("no-such-command-here"), "'no-such-command-here' was not found in PATH"),
         (Hook("/dev/null/command"), "cannot start"),
         (Hook("true", folder="/dev/null/folder"), "cannot start"),
         (Hook("sh", ("-c", "kill -9 $$")), "ended by signal 9"),

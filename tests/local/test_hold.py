@@ -130,7 +130,7 @@ def test_a_shell_in_the_share_cannot_end_itself(session: Session, machine: TestM
     held = session.hold()
     for line in (f"release {held['id']}", f"release {held['id']} --terminate"):
         session.begin(f"bash -c {shlex.quote(f'{session.tranche} {line} 2>&1; true')}")
-        assert "this process runs inside share" in (said := session.finish()[1]) or "is in use by pid" in said
+        assert "this process is running inside share" in (said := session.finish()[1]) or "is in use by pid" in said
     assert shares(machine) == [held]
 
 

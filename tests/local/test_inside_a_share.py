@@ -93,9 +93,9 @@ def test_nothing_of_the_machine_is_changed_from_inside_a_share(machine: TestMach
     before = machine.json("policy", "list")
     script = "; ".join(f"{shlex.join(TRANCHE)} {each} 2>&1; echo code $?" for each in commands)
     done = machine.tranche("run", "-q", *share, "--", "sh", "-c", script)
-    assert done.stdout.count("this process runs inside share") == done.stdout.count("code 2\n") == len(commands), (
-        done.stdout
-    )
+    assert (
+        done.stdout.count("this process is running inside share") == done.stdout.count("code 2\n") == len(commands)
+    ), done.stdout
     assert machine.json("policy", "list") == before
     assert [each["withheld"] for each in machine.json("gpus")["gpus"]] == [None, None]
     assert other.process.poll() is None
@@ -170,6 +170,6 @@ def test_a_share_is_not_taken_back_from_inside(machine: TestMachine, how: str) -
     script = f"{release} $TRANCHE_ALLOCATION 2>&1; echo code $?"
     done = machine.tranche("run", "-q", "--mig-profile", "1g.5gb", "--", "sh", "-c", script)
     assert "code 2" in done.stdout
-    assert "this process runs inside share" in done.stdout
+    assert "this process is running inside share" in done.stdout
     assert "root" not in done.stdout
     assert machine.json("ps")["allocations"] == []

@@ -56,7 +56,8 @@ AGENT_OPTIONS = (
         envvar="TRANCHE_DAEMON_SET",
         default="tranche-agent",
         show_default=True,
-        help="DaemonSet of the agents. --max-unavailable counts its nodes. If it is deleted, the agents remove their files.",
+        help="DaemonSet of the agents. --max-unavailable counts its nodes. If this DaemonSet is deleted, the agents remove "
+        "their files.",
     ),
     click.Option(
         ["--pod-resources-socket"],
@@ -92,19 +93,20 @@ AGENT_OPTIONS = (
         envvar="HOST_ROOT_MOUNT",
         default="/host",
         show_default=True,
-        help="Mount point of the host's root, for --with-reboot, or of the host's folders that --boot-program needs.",
+        help="Mount point in the container for the host's root (for --with-reboot), or for the host folders that "
+        "--boot-program uses.",
     ),
     click.Option(
         ["--boot-program"],
         metavar="PATH",
-        help="Install the systemd unit of 'tranche boot' on the host, where PATH is the program tranche. The agent removes the "
-        "unit if you remove this option from its DaemonSet, or delete the DaemonSet.",
+        help="Path of the tranche program on the host. The agent installs the systemd unit of 'tranche boot', which runs this "
+        "program. The agent removes the unit if you remove this option from its DaemonSet, or delete the DaemonSet.",
     ),
     click.Option(
         ["--boot-partition"],
         metavar="TEXT",
         default="",
-        help="MIG_PARTITION for the host's /etc/default/mig. The agent does not overwrite a file that it did not write.",
+        help="Value of MIG_PARTITION in the host's /etc/default/mig. The agent does not overwrite a file that it did not write.",
     ),
     click.Option(
         ["--boot-timeout"],
@@ -158,7 +160,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             ["--with-reboot"],
             is_flag=True,
             envvar="WITH_REBOOT",
-            help="Restart the machine if nothing else changes its MIG mode.",
+            help="Restart the machine if only a restart can change a GPU's MIG mode.",
         ),
         click.Option(
             ["--operator-namespace"],
@@ -240,14 +242,15 @@ PLUGIN_OPTIONS = (
         metavar="NAME",
         envvar="PLUGIN_CONFIG_MAP",
         default="",
-        help="ConfigMap with such files, instead of --config-file. The node label nvidia.com/device-plugin.config names the key.",
+        help="ConfigMap with configuration files, instead of --config-file. The node label nvidia.com/device-plugin.config "
+        "names the key.",
     ),
     click.Option(
         ["--default-config"],
         metavar="KEY",
         envvar="DEFAULT_CONFIG",
         default="",
-        help="Key in the ConfigMap for nodes without the label. [$DEFAULT_CONFIG]",
+        help="Key in the plugin's ConfigMap for nodes without the label nvidia.com/device-plugin.config. [$DEFAULT_CONFIG]",
     ),
     click.Option(
         ["--fallback-strategies"],
@@ -255,9 +258,8 @@ PLUGIN_OPTIONS = (
         envvar="FALLBACK_STRATEGIES",
         default="named,single",
         show_default=True,
-        help="Fallbacks if there is neither a label nor a default: the key `default` (named), the only key (single), or "
-        "no file (empty). "
-        "[$FALLBACK_STRATEGIES]",
+        help="Fallbacks if neither the label nor --default-config names a key: the key `default` (named), the only key "
+        "(single), or no file (empty). [$FALLBACK_STRATEGIES]",
     ),
 )
 
@@ -295,7 +297,7 @@ _OPTIONS = [
         ["--without"],
         type=click.Choice(tuple(PART_OPTIONS)),
         multiple=True,
-        help="Omit a part of the agent, for example because another program does its job; repeatable.",
+        help="Omit a part of the agent, for example if another program does the same job; repeatable.",
     ),
     *PLUGIN_OPTIONS,
     *(option for options in PART_OPTIONS.values() for option in options),

@@ -64,12 +64,12 @@ _NOTHING_THERE = "this machine has no NVIDIA GPU: there is nothing to cut"
 def command(context: click.Context, settings_file: str, timeout: float) -> None:
     """Cut GPUs into slices when the machine boots.
 
-    Without a subcommand, the command reads MIG_PARTITION from the file. The value is the name of a layout, or a list of
-    profiles in the format of `nvidia-smi mig -cgi`, such as 19,19,19 or 3*1g.5gb.
+    Without a subcommand, the command reads MIG_PARTITION from the file in --file. The value is the name of a layout, or
+    a list of profiles in the format of `nvidia-smi mig -cgi`, such as 19,19,19 or 3*1g.5gb.
 
     The command waits for the driver, keeps correct slices, and never changes a slice in use. It ends at most two
-    minutes after the driver is ready. The systemd unit runs it before the kubelet, which starts even if the command
-    fails.
+    minutes after the driver is ready. The systemd unit runs the command before the kubelet. The kubelet starts even if
+    the command fails.
     """
     context.meta[_TIMEOUT_KEY], context.meta[_FILE_KEY] = timeout, settings_file
     if context.invoked_subcommand is None:

@@ -51,7 +51,7 @@ _OPTIONS = [
         metavar="NAME",
         default="X-Remote-Group",
         show_default=True,
-        help="Header with one of the user's groups, for --proxy-secret; the proxy can repeat it.",
+        help="Header with one of the user's groups, for --proxy-secret; the proxy can send it more than once.",
     ),
     click.Option(
         ["--act"],
@@ -75,8 +75,9 @@ def command(log_format: str, verbose: bool, **options: Any) -> None:
     """Serve a live page of a Kubernetes cluster until SIGTERM.
 
     The page shows nodes, GPUs, slices, waiting pods with their reasons, and events. Its data comes from agents with
-    --tell-view. Users sign in with a Kubernetes token. They see names only in namespaces in which they can list pods,
-    and "another namespace" instead of other names. With dashboard.enabled, the chart runs the server in a Deployment.
+    --tell-view. Users sign in with a Kubernetes token. They see names only in namespaces where they can list pods.
+    Elsewhere, the page shows "another namespace" instead. With dashboard.enabled, the chart runs the server in a
+    Deployment.
     """
     try:
         from tranche.dashboard.cluster.cluster_app import serve_cluster_page

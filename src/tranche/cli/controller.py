@@ -28,7 +28,7 @@ _OPTIONS = [
         metavar="NAME",
         default="tranche-agent-controller",
         show_default=True,
-        help="Service that leads to the webhook.",
+        help="Service in front of the webhook.",
     ),
     click.Option(
         ["--webhook-configuration", "configuration"],

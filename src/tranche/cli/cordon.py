@@ -23,7 +23,7 @@ def cordon(settings: Settings, /, gpus: tuple[str, ...], reason: str) -> None:
     """Stop allocating GPUs to new requests.
 
     GPU is an index or a UUID. The cordon does not affect running shares or layouts. It survives reboots and ends with
-    `tranche uncordon`. Users who wait because of it see who set it and why.
+    `tranche uncordon`. Users who wait because of the cordon see who set it and why.
 
     \b
     $ tranche cordon 3 --reason 'fan replacement tonight'

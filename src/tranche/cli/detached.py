@@ -165,10 +165,10 @@ def wait_for(store: JobStore, job: MachineJob, state: str, timeout: float | None
             say(f"job {job.name} has ended with exit code {now.exit_code}")
             return now.exit_code
         if state == "running" and now.status == "running":
-            say(f"job {job.name} runs")
+            say(f"job {job.name} is running")
             return 0
         if deadline is not None and time.monotonic() >= deadline:
-            raise WaitTimeout(f"job {job.name} is {now.status} after {timeout:g} s", hint="see: tranche ps")
+            raise WaitTimeout(f"job {job.name} is still {now.status} after {timeout:g} s", hint="see: tranche ps")
         time.sleep(_POLL_SECONDS)
 
 

@@ -139,7 +139,9 @@ def _pod_name(kind: str, name: str) -> str:
             hint="name a pod as pod/NAME; for a job, use: tranche job describe NAME",
         )
     if _POD_NAME.fullmatch(name) is None:
-        raise UsageError(f"'{name}' is not a pod name", hint="write it as pod/NAME; list them with: kubectl get pods")
+        raise UsageError(
+            f"'{name}' is not a pod name", hint="write it as pod/NAME; list the pods with: kubectl get pods"
+        )
     return name
 
 

@@ -32,9 +32,9 @@ def command(context: click.Context, /, output: str, **options: Any) -> None:
     Like tranche run, the command waits for the share. Then it prints the share's variables for a shell, and exits.
     Programs that have these variables use the share.
 
-    The share ends with the session: when you log out, close the window, or the cron job ends. It also ends with tranche
-    release, or after --time. Programs that still use the share keep it. A script that you start in a terminal belongs
-    to the terminal's session, so let the script release its share.
+    The share ends with the session, for example when you log out, when you close the window, or when the cron job ends.
+    It also ends with tranche release, or after --time. Programs that still use the share keep it. A script that you
+    start in a terminal belongs to the terminal's session, so let the script release its share.
 
     \b
     $ eval "$(tranche hold --gpu-memory 8G)"

@@ -90,7 +90,9 @@ def _own_job(name: str, *of_cluster: object) -> tuple[JobStore, MachineJob] | No
     if store is not None and job is not None:
         return store, job
     if not any(of_cluster) and not _cluster_is_known():
-        raise UsageError(f"you have no detached run {name} on this machine", hint="list them with: tranche job list")
+        raise UsageError(
+            f"you have no detached run {name} on this machine", hint="list your detached runs with: tranche job list"
+        )
     if store is not None:
         say(f"you have no detached run {name} here; asking the cluster")
     return None
@@ -390,7 +392,7 @@ def wait(name: str, namespace: str | None, kubeconfig: str | None, state: str, t
                         return word
         except TimeoutError as error:
             raise WaitTimeout(
-                f"job {seen} is {seen.status} after {timeout:g} s",
+                f"job {seen} is still {seen.status} after {timeout:g} s",
                 hint=f"see why with: tranche job describe {name} -n {where}",
             ) from error
         raise AssertionError("a watch lasts until it is closed")
@@ -422,8 +424,8 @@ def delete(settings: Settings, /, names: tuple[str, ...], namespace: str | None,
     """Delete jobs with their pods and claims.
 
     Running commands receive SIGTERM, and SIGKILL after 30 seconds. The command does not delete jobs that tranche submit
-    did not create. If one job cannot be deleted, it still deletes the others, and exits with the first error's exit
-    code.
+    did not create. If one job cannot be deleted, the command still deletes the others, and exits with the first error's
+    exit code.
     """
     mine = {name: found for name in names if (found := _own_job(name, namespace, kubeconfig)) is not None}
     for found in mine.values():

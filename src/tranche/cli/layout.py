@@ -92,8 +92,8 @@ def plan(
 ) -> None:
     """Print the steps to a layout and change nothing.
 
-    With -o json, the output is a plan for `tranche layout apply --plan`. Tranche refuses to apply it if the GPUs have
-    changed since.
+    With -o json, the output is a plan for `tranche layout apply --plan`. Tranche refuses to apply this plan if the GPUs
+    have changed since.
     """
     layout = _layout_of_file(config_file, selected_config)
     with open_host(settings, reading=True) as host:
@@ -116,8 +116,8 @@ def apply(
     instances that are not in the layout, even if another tool created them. It resets a GPU only if a change of MIG
     mode needs a reset.
 
-    Tranche never changes an instance in use. If one blocks the layout, the command changes nothing and names its users.
-    If a step fails, the command undoes the change.
+    Tranche never changes an instance in use. If an instance in use blocks the layout, the command changes nothing and
+    names the instance's users. If a step fails, the command undoes the change.
     """
     how = _ChangeOptions(**options)
     environment: dict[str, object] = {
@@ -158,7 +158,8 @@ def apply(
 def restore(settings: Settings, /, checkpoint_file: str | None, **options: Any) -> None:
     """Restore the MIG modes and instances from a checkpoint.
 
-    Instances with the recorded placement remain. The command destroys and creates others, like tranche layout apply.
+    Instances with the recorded placement remain. Like tranche layout apply, the command destroys other instances and
+    creates the missing ones.
     """
     path, how = required_checkpoint_file(checkpoint_file), _ChangeOptions(**options)
     environment: dict[str, object] = {

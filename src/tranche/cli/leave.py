@@ -27,7 +27,7 @@ from tranche.cli.service_options import KUBECONFIG_OPTION
     "--without",
     type=click.Choice(("mig-manager", "feature-labels", "dra", "controller")),
     multiple=True,
-    help="Keep what this component wrote, because another program has taken over its job; repeatable.",
+    help="Keep what this component wrote, for example if another program has taken over its job; repeatable.",
 )
 @click.option(
     "--patience",

@@ -34,9 +34,9 @@ _OPTIONS = [
 def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
     """Print this machine's metrics for Prometheus.
 
-    The metrics cover GPUs, slices, holders, the queue and changes, in the OpenMetrics format. A metric that cannot be
-    measured has no value. If the command cannot read the machine, it removes all values from the text file. On a
-    Kubernetes node, the agent serves these metrics and more at /metrics.
+    The output is in the OpenMetrics format. It covers GPUs, slices, holders, the queue and changes. A metric that
+    cannot be measured has no value. If the command cannot read the machine, it removes all values from the text file.
+    On a Kubernetes node, the agent serves these metrics and more at /metrics.
     """
     try:
         from tranche.metrics.exposition import exposed

@@ -26,8 +26,8 @@ _GPU_COLUMNS = ("NODE", "GPU", "MODEL OR SHARE", "MEMORY", "STATE OR HOLDER")
 def command(kubeconfig: str | None, output: str) -> None:
     """List the GPU nodes of a Kubernetes cluster.
 
-    MODE shows how a node offers its GPUs. LARGEST FREE is the largest share that a claim can get there now. OUT counts
-    unavailable GPUs by reason.
+    MODE shows how a node offers its GPUs. LARGEST FREE is the largest share that a claim can get on the node now. OUT
+    counts unavailable GPUs by reason.
     """
     from tranche.kubernetes.fleet.overview import node_document, summaries
 

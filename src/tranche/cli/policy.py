@@ -68,13 +68,13 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
 
     POLICY is auto, mig, shared or off. With auto, the default, Tranche shares a GPU in any way that a request needs.
     With mig, it gives only slices, each to one holder. With shared, it gives only parts of an uncut GPU. With off, it
-    does not share the GPU. Every policy allows requests for whole GPUs, and does not affect existing shares.
+    does not share the GPU. Every policy allows requests for whole GPUs. No policy affects existing shares.
 
     LENGTH is default, short, medium or long. It sets the length of a share's turn on an uncut GPU with time-slicing.
-    Tranche sets it for the first share and resets it after the last one.
+    Tranche sets this length when the first share starts, and resets it after the last share ends.
 
-    A file of kind SharingPolicy replaces all sharing policies. Its field sharing sets the policy of all GPUs that are
-    not in its list gpus. Each entry of gpus has two fields: gpu (an index or a UUID) and sharing.
+    A file of kind SharingPolicy replaces all sharing policies. The file's field sharing sets the policy of all GPUs
+    that are not in the file's list gpus. Each entry of gpus has two fields: gpu (an index or a UUID) and sharing.
 
     \b
     $ tranche policy set --gpu 0 --gpu 3 sharing=shared
@@ -122,7 +122,7 @@ def list_(settings: Settings, /, output: str) -> None:
     """List the policy of each GPU, and the quotas and weights of users and groups.
 
     SET FOR shows where the policy was set: gpu, all, or nothing for the default. In a user's quota, - means that the
-    limit for all users applies, if any.
+    limit for all users applies, if there is one.
 
     \b
     $ tranche policy list
@@ -200,7 +200,7 @@ def list_(settings: Settings, /, output: str) -> None:
     metavar="TIME",
     help="Maximum time limit of a command, such as 8h. Commands without --time get this limit.",
 )
-@click.option("--gpu-hours", metavar="N", help="Maximum GPU-hours over seven UTC days: today and the six before.")
+@click.option("--gpu-hours", metavar="N", help="Maximum GPU-hours over seven UTC days: today and the six days before.")
 @click.option(
     "--remove", is_flag=True, help="Remove the limits of the named users or groups. Default: the limits for all users."
 )
@@ -270,8 +270,8 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
     """Serve users with the least GPU time first.
 
     The user with the least GPU time relative to their weight goes first. A slice counts as its fraction of a GPU, and
-    past usage decays with a half-life of seven days. Running commands continue, and count for the time used so far.
-    Users with equal usage go in order of arrival.
+    past usage decays with a half-life of seven days. Running commands continue, and their GPU time so far counts as
+    usage. Users with equal usage go in order of arrival.
 
     A weighted group competes as one user, and its members share what it gets. A user in several weighted groups counts
     towards the first of them in alphabetical order.
@@ -309,7 +309,7 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
     metavar="TIME",
     help="Time without work after which a share counts as idle, at least 10m. Default: 30m.",
 )
-@click.option("--end", is_flag=True, help="End idle holds, with a warning 5 minutes before.")
+@click.option("--end", is_flag=True, help="End idle holds, with a warning 5 minutes beforehand.")
 @click.option("--off", is_flag=True, help="Restore the default: shares are idle after 30m, and Tranche ends no holds.")
 @click.pass_obj
 def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None:

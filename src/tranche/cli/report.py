@@ -42,8 +42,8 @@ def command(settings: Settings, /, days: int | None, month: str | None, by: str,
     """Report the GPU time of users.
 
     In GPU-HOURS, a slice or a part counts as its fraction of a GPU. SHARE-HOURS is the total time that shares were
-    held, and SHARES is their number, including running ones. Days are in UTC, and a user's group is the primary group.
-    Pods are not included.
+    held. SHARES is the number of shares, including running ones. Days are in UTC, and a user's group is the primary
+    group. Pods are not included.
 
     \b
     $ tranche report

@@ -67,7 +67,7 @@ def command(
     and its child processes, and SIGKILL 30 seconds later. A command with a time limit can start before earlier
     requests, if it ends before the first of them can start.
 
-    With --detach, the command reads no input, and its output goes to a file: see tranche job list and tranche job logs.
+    With --detach, the command reads no input, and its output goes to a file. See tranche job list and tranche job logs.
 
     \b
     $ tranche run --gpu-memory 4Gi -- python train.py

@@ -187,7 +187,7 @@ def _refuse_inside_share(host: Host, *, but: str) -> None:
         inside = any(each.id == allocation_id for each in register.allocations(db))
     if inside:
         raise UsageError(
-            f"this process runs inside share {allocation_id}, and Tranche does not change the machine from inside a share",
+            f"this process is running inside share {allocation_id}, and Tranche does not change the machine from inside a share",
             hint="run this outside the share; inside it, start commands without tranche",
         )
 

@@ -58,7 +58,7 @@ def command(context: click.Context, /) -> None:
     """Let users of this machine run commands without root.
 
     The service listens on the socket in the state folder. If users cannot write to that folder, their tranche run gets
-    a share from the service, and runs the command itself. The service learns from the kernel who the user is, and never
+    a share from the service and runs the command itself. The service learns from the kernel who the user is, and never
     executes anything for a user.
 
     Run the service as root, preferably through the systemd unit from tranche serve install. If the service ends,

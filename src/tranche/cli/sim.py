@@ -204,8 +204,9 @@ def _count(number: int, noun: str) -> str:
 def exec_(name: str, command: tuple[str, ...]) -> int:
     """Run a command with the driver files of a simulated machine.
 
-    The command runs in its own mount namespace, with NVML and nvidia-smi. For programs that look for a driver there,
-    the machine's GPUs are also in /proc/driver/nvidia, /proc/modules, /proc/devices and on the PCI bus in /sys.
+    The command runs in its own mount namespace, with NVML and nvidia-smi. The machine's GPUs also appear in
+    /proc/driver/nvidia, /proc/modules and /proc/devices, and on the PCI bus in /sys, for programs that look for a
+    driver there.
     """
     from tranche_simulator.namespace import enter
 

@@ -45,7 +45,12 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
     multiple=True,
     help="Mount SOURCE at PATH. SOURCE is a persistent volume claim or, if it begins with /, a folder on the node; repeatable.",
 )
-@click.option("--workdir", metavar="PATH", default="", help="Working directory for the command. Default: the image's.")
+@click.option(
+    "--workdir",
+    metavar="PATH",
+    default="",
+    help="Working directory for the command. Default: the image's working directory.",
+)
 @click.option("--interactive", is_flag=True, help="Allocate a terminal and keep stdin open, for tranche job attach.")
 @click.option(
     "--parallelism",
@@ -89,9 +94,9 @@ def command(
 ) -> None:
     """Run a command as a job on a Kubernetes cluster.
 
-    Each pod of the job gets the smallest share that fits. The command creates a Job and a ResourceClaimTemplate. On
-    a cluster without claims, it creates only a Job, and the pods wait for a share at a scheduling gate. With --dry-run,
-    it only prints these objects, for kubectl apply.
+    Each pod of the job gets the smallest share that fits. The command creates a Job and a ResourceClaimTemplate. On a
+    cluster without claims, it creates only a Job, and the pods wait for a share at a scheduling gate. With --dry-run,
+    the command only prints these objects, for kubectl apply.
 
     A command that fails does not run again. If a node is drained or fails, Kubernetes replaces its pods.
 

@@ -175,7 +175,7 @@ class KubernetesUnavailable(TrancheError, exit_code=40):
 
 
 class KubernetesForbidden(TrancheError, exit_code=41):
-    """The Kubernetes API server does not know the caller, or does not allow it to do this."""
+    """The Kubernetes API server does not know the caller, or does not allow the request."""
 
 
 class KubernetesNotFound(TrancheError, exit_code=42):
@@ -229,7 +229,7 @@ class DecisionChanged(TrancheError, exit_code=52):
 
 
 class LedgerUnavailable(TrancheError, exit_code=60):
-    """The ledger cannot be opened or written: read-only folder, no space, locked."""
+    """The ledger cannot be opened or written: the folder is read-only, the disk is full, or the ledger is locked."""
 
 
 class LedgerCorrupt(TrancheError, exit_code=61):

@@ -24,7 +24,7 @@ _BAR_PIXELS = 1200
 _LATELY = "Gauges are read once a minute, and more often while a page is open. This server keeps them for an hour."
 _OVER_DAYS = (
     "Five-minute means, which 'tranche dashboard' records while it runs, whether a page is open or not. "
-    f"In a gap, it did not run. It keeps {KEPT_DAYS} days."
+    f"In a gap, the dashboard did not run. It keeps {KEPT_DAYS} days."
 )
 
 

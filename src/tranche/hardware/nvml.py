@@ -166,7 +166,9 @@ class NvmlDriver:
             return pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
         except pynvml.NVMLError as error:
             if error.value in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT):
-                raise GpuNotFound(f"no GPU {gpu_uuid} on this machine", hint="list them with: tranche gpus") from error
+                raise GpuNotFound(
+                    f"no GPU {gpu_uuid} on this machine", hint="list the GPUs with: tranche gpus"
+                ) from error
             raise
 
     def _profile_id(self, handle: Any, gpu_uuid: str, name: ProfileName) -> int:

@@ -77,7 +77,7 @@ class JobStore:
             if (before := self.find(job.name)) is not None:
                 raise UsageError(
                     f"you already have a detached run {job.name}, which is {before.status}",
-                    hint=f"give this one another --name, or delete that one: tranche job delete {job.name}",
+                    hint=f"choose another --name, or delete the existing run: tranche job delete {job.name}",
                 )
             over = [each.name for each in self.jobs() if each.status in ("ended", "lost")]
             for each in (*over[: max(0, len(over) - MOST_ENDED + 1)], job.name):

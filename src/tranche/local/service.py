@@ -462,6 +462,6 @@ def _refuse_inside_share(host: Host, peer: ClientProcess) -> None:
         found = [each.id for each in register.allocations(db) if each.id in marks]
     if found:
         raise UsageError(
-            f"this process runs inside share {found[0]}, and Tranche does not change the machine from inside a share",
+            f"this process is running inside share {found[0]}, and Tranche does not change the machine from inside a share",
             hint="run this outside the share; inside it, start commands without tranche",
         )

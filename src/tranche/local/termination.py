@@ -71,7 +71,7 @@ def taking_back(places: StateFolder, allocation: Allocation) -> ReleasePreview:
     if not isinstance(keeper, ProcessKeeper):
         raise GpuBusy(
             f"allocation {allocation.id} is held by {keeper}",
-            hint="end it there; the node's agent then releases the share",
+            hint="end the allocation's pods in Kubernetes; the node's agent then releases the share",
         )
     if not sees_processes_of(keeper.namespace):
         raise GpuBusy(
@@ -113,7 +113,7 @@ def take_back(
     if allocation is None:
         raise AllocationUnknown(
             f"no allocation or waiting request {allocation_id}",
-            hint="list them with: tranche ps",
+            hint="list allocations and requests with: tranche ps",
         )
     if allocation.command == HELD:
         _leave_share()
@@ -202,7 +202,7 @@ def _refuse_own_end(allocation: Allocation, pids: Collection[int]) -> None:
     """UsageError if this process is among those to be ended, or descends from one."""
     if {os.getpid(), *ancestors_of(os.getpid())} & set(pids):
         raise UsageError(
-            f"this process runs inside share {allocation.id}: ending the share would end this command too",
+            f"this process is running inside share {allocation.id}: ending the share would end this command too",
             hint="run it outside the share, or end the share's command, which releases the share",
         )
 

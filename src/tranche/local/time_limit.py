@@ -89,8 +89,8 @@ class TimeLimit:
             if until:
                 what = f"hold{self.programs()}" if self._allocation.command == HELD else "command"
                 self._warn(
-                    f"{format_duration(round(until))} left: the time limit of {format_duration(self._seconds)} is near, "
-                    f"and Tranche then ends this {what}"
+                    f"{format_duration(round(until))} left: Tranche ends this {what} "
+                    f"at the time limit of {format_duration(self._seconds)}"
                 )
             else:
                 self._end(poll)

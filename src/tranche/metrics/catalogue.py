@@ -92,7 +92,7 @@ DRIVER = MetricFamily(
 )
 OBSERVATION_AGE = MetricFamily(
     "tranche_observation_age_seconds",
-    "Age of the values: of GPUs, slices and holders with what=slices, of the GPUs' gauges with what=readings.",
+    "Age of the values. what=slices means GPUs, slices and holders; what=readings means the GPUs' gauges.",
     ("what",),
     "the values have never been read",
 )

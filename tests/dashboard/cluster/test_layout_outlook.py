@@ -154,7 +154,7 @@ def test_the_config_maps_layouts_are_there_and_come_first() -> None:
     ("told", "says"),
     [
         (None, "What a layout would do is unknown"),
-        (LayoutReport(True, "a word of tomorrow", offer=LayoutList()), "a format that is unknown here"),
+        (LayoutReport(True, "a word of tomorrow", offer=LayoutList()), "an unknown format"),
         (NOT_MANAGED, "it runs without the MIG manager"),
         (LayoutReport(True, "wait", offer=None), "more layouts than fit into its report"),
         (

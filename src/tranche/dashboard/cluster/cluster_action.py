@@ -129,7 +129,7 @@ def node_plan(action: ClusterAction, node: SeenNode) -> ClusterPlan:
         told = (
             f"The label {LAYOUT_LABEL} of node {node.name} is set to {action.layout}"
             + (f"; it is now {now}." if now else "."),
-            "Its agent then applies the layout. For slices in use, it follows its policy: wait, refuse or drain.",
+            "The node's agent then applies the layout. For slices in use, it follows its policy: wait, refuse or drain.",
         )
         body: Mapping[str, Any] = {"metadata": {"labels": {LAYOUT_LABEL: action.layout}}}
         return ClusterPlan(action, told, (right,), (("PATCH", path, body, "application/merge-patch+json"),))
@@ -260,7 +260,7 @@ def _foreseen(action: ClusterAction, user_view: UserView) -> tuple[tuple[str, ..
     """What to know about it, and what it would do, or why that is unknown."""
     layouts = user_view.layouts(action.node)
     if layouts is None or layouts.unknown:
-        return (), "What it would do there is unknown." if layouts is None else layouts.unknown
+        return (), "What the layout would do on the node is unknown." if layouts is None else layouts.unknown
     try:
         return layouts.notes, user_view.outlook(layouts, action.layout)
     except TrancheError as error:

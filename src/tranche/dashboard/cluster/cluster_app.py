@@ -216,7 +216,7 @@ def _login_page(trouble: str = "") -> str:
     """Asks for a token. It loads nothing."""
     said = element(
         "p",
-        "This page shows what Kubernetes allows you to see. Sign in with a token of yours, for example from ",
+        "This page shows what Kubernetes allows you to see. Sign in with one of your tokens, for example from  ",
         code("kubectl create token ACCOUNT -n NAMESPACE"),
         ". The server keeps it for at most eight hours, and gives your browser a cookie.",
     )

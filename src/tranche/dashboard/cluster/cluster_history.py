@@ -38,7 +38,7 @@ _GAUGES = (
     f"It keeps five-minute means for {LINES_KEPT_HOURS} hours and half-hour means for {KEPT_DAYS} days, as far as they fit. "
     "In a gap, no agent ran, the driver did not answer, or the gauge was not measured."
 )
-_BEFORE = ". For the time before, the page knows only when the shares that it found then began."
+_BEFORE = ". For earlier times, the page knows only the start times of the shares that it found then."
 _NO_CAUSE = (
     "The node's own events show who had a slice created or destroyed: run tranche events there, and see its layout's events. "
     "Changes that lasted less than a second were not seen."

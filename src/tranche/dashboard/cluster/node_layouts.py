@@ -36,14 +36,14 @@ from tranche.planning.steps import Step
 from tranche.planning.steps.plan import apply
 
 _NOT_TOLD = (
-    "What a layout would do is unknown: its agent reports no layouts, or reports them in a format that is unknown here."
+    "What a layout would do is unknown: the node's agent reports no layouts, or reports them in an unknown format."
 )
-_UNREAD = "Its agent's report cannot be read."
-_NOT_MANAGED = "Its agent does not apply layouts: it runs without the MIG manager."
-_TOO_MANY = "Its agent has more layouts than fit into its report, so the effect of a layout is unknown."
+_UNREAD = "The report of the node's agent cannot be read."
+_NOT_MANAGED = "The node's agent does not apply layouts: it runs without the MIG manager."
+_TOO_MANY = "The node's agent has more layouts than fit into its report, so the effect of a layout is unknown."
 _SHORT = "The full report was too long, so this one names only one process on each device."
 _TURNS = "Nodes in this cluster take turns to change their layouts: the agent waits for its turn."
-_RIVAL = "Another MIG manager runs on this node: while it does, the agent changes nothing."
+_RIVAL = "Another MIG manager runs on this node. While it runs, the agent changes nothing."
 _ANEW = "The agent checks the node and decides again when the label is set; pods that have started by then are also in the way."
 
 

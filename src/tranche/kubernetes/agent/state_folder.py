@@ -84,7 +84,7 @@ class StateFolderWatch:
             self._another = True
             self._trouble = (
                 f"another agent{self._named()} already serves this machine from the state folder {self._places.state_dir}; "
-                "this one waits until that one exits"
+                "this agent waits until the other one exits"
             )
             return None
         except TrancheError as error:

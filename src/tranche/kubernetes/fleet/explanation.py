@@ -197,7 +197,7 @@ def _waits(
     found = replace(found, notes=(*notes, f"the scheduler says: {pod.message or 'nothing yet'}"))
     if found.get is None:
         return found
-    message = f"node {found.get.node} can serve it, except for a condition that only the scheduler can evaluate"
+    message = f"node {found.get.node} can serve it, subject to a condition that only the scheduler can evaluate"
     message += "" if fleet.whole else f"; {NOT_ASKED}"
     return replace(found, status=WaitStatus.WAITING, message=message, get=None)
 

@@ -139,7 +139,7 @@ class JobClient:
         meant = did_you_mean(name, names)
         return KubernetesNotFound(
             f"job '{name}' not found in namespace {namespace}",
-            hint=f"{meant}list them with tranche job list; add -A for all namespaces",
+            hint=f"{meant}list jobs with: tranche job list (add -A for all namespaces)",
         )
 
 
@@ -152,7 +152,7 @@ def _explained(answer: ApiResponse, body: Mapping[str, Any]) -> Mapping[str, Any
             hint=f"choose another --name, or delete the job: tranche job delete {name} -n {namespace}",
         )
     if answer.status == 404 and f'namespaces "{namespace}"' in answer.message:
-        raise KubernetesNotFound(f"namespace '{namespace}' not found", hint="choose another with -n")
+        raise KubernetesNotFound(f"namespace '{namespace}' not found", hint="choose another namespace with -n")
     return answer.accepted()
 
 

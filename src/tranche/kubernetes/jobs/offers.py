@@ -90,7 +90,7 @@ async def _profile_hint(api: ApiConnection, profile: ProfileName, classes: Seque
     offered = {device.profile for device in await _devices(ClusterReader(api))} - {""}
     meant = did_you_mean(str(profile), sorted(offered or known - {""}))
     if not offered:
-        return f"{meant}list them with: kubectl get deviceclasses"
+        return f"{meant}list the classes with: kubectl get deviceclasses"
     return f"{meant}nodes offer {', '.join(sorted(offered))}"
 
 

@@ -99,7 +99,7 @@ class PodResourcesClient:
                     hint=f"check that the kubelet is running, and that {self._socket} is its pod-resources socket",
                 ) from error
         if not before or self.run() != before:
-            raise KubeletUnavailable("the kubelet restarted while Tranche asked it which pod holds which device")
+            raise KubeletUnavailable("the kubelet restarted while Tranche was asking it which pod holds which device")
         return KubeletResponse(before, tuple(_listed(answer)), frozenset(_by_claims(answer)))
 
 

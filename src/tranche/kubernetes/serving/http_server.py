@@ -84,7 +84,7 @@ class HttpServer:
             listener.listen(_KEPT_BY_THE_KERNEL)
         except OSError as error:
             raise UsageError(
-                f"cannot listen on {host}:{port}: {error.strerror or error}", hint=f"choose another with {option}"
+                f"cannot listen on {host}:{port}: {error.strerror or error}", hint=f"choose another port with {option}"
             ) from error
 
     def stop(self) -> None:

@@ -35,7 +35,7 @@ class HookRunner:
         # Look up bare names in this process's PATH, since the hook's own environment has none.
         program = hook.command if os.sep in hook.command else shutil.which(hook.command)
         if program is None:
-            raise HookFailed(f"error running {moment} hook: '{hook.command}' is not an executable command here")
+            raise HookFailed(f"error running {moment} hook: '{hook.command}' was not found in PATH")
         output = _STDERR if self.show_output else subprocess.DEVNULL
         try:
             code = subprocess.run(

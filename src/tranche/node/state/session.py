@@ -43,7 +43,7 @@ class StateFolder:
         if others or (self.state_dir.stat().st_mode & 0o002):
             found = f"it contains {', '.join(others[:3])}" if others else "all users can write to it"
             raise LedgerUnavailable(
-                f"{self.state_dir} does not belong to Tranche alone: {found}",
+                f"{self.state_dir} is not reserved for Tranche: {found}",
                 hint="an agent needs its own state folder: name one that contains nothing else",
             )
 
