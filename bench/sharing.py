@@ -82,7 +82,7 @@ def _tenants(report: Report, sites: Mapping[str, Site]) -> None:
             worst = max(worst, *((max(shares) - min(shares)) / max(shares) for shares in found))
             rows.append([f"{kernels} kernels, {mechanism}", *(f"{100 * sum(shares):.0f}%" for shares in found)])
     report.table(["", *(f"tenants: {number}" for number in _TENANTS)], rows)
-    report.verdict("In each run, no tenant gets over 2% less of the GPU than another tenant.", worst <= 0.02)
+    report.verdict("In each run, the tenants' portions of the GPU differ by at most 2%.", worst <= 0.02)
 
 
 def _shares(site: Site, number: int, blocks: int, request: Sequence[str]) -> list[float]:

@@ -258,8 +258,8 @@ PLUGIN_OPTIONS = (
         envvar="FALLBACK_STRATEGIES",
         default="named,single",
         show_default=True,
-        help="Fallbacks if neither the label nor --default-config names a key: the key `default` (named), the only key "
-        "(single), or no file (empty). [$FALLBACK_STRATEGIES]",
+        help="Fallbacks, in this order, if neither the label nor --default-config names a key: named (the key "
+        "`default`), single (the only key) or empty (no file). [$FALLBACK_STRATEGIES]",
     ),
 )
 

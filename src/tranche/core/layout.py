@@ -153,7 +153,7 @@ class LayoutFile:
 
     def select(self, name: str | None) -> Layout:
         """The layout of that name, or the only one if no name is given; raises LayoutUnknown."""
-        offered = "it has: " + ", ".join(self.names) if self.layouts else "it has no layouts"
+        offered = "the layouts are: " + ", ".join(self.names) if self.layouts else "there are no layouts"
         if name is None and len(self.layouts) == 1:
             return self.layouts[0]
         if name is None and not self.layouts:

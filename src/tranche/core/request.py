@@ -187,7 +187,7 @@ def parse_time_limit(text: str) -> int:
     """The seconds of a time limit; raises UsageError for less than one."""
     seconds = round(parse_duration(text))
     if seconds < 1:
-        raise UsageError(f"a time limit of '{text}' is less than a second", hint="write it as 45m, 4h or 1h30m")
+        raise UsageError(f"a time limit of '{text}' is less than a second", hint="use a time such as 45m, 4h or 1h30m")
     return seconds
 
 

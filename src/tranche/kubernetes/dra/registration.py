@@ -66,7 +66,7 @@ class PluginSocketFiles:
         except OSError as error:
             raise KubeletUnavailable(
                 f"cannot use the kubelet's plugin folders: {error}",
-                hint="mount them writable, under the same path as on the host",
+                hint="mount them read-write, at the same paths as on the host",
             ) from error
 
     @property

@@ -116,7 +116,8 @@ def _lacking(
         there = {each.name for each in claims}
         absent = [each for each in pod.made_by_others if each not in there]
         if absent:
-            message = f"the pod uses claim {_quoted(absent)}, which does not exist in namespace {pod.namespace}"
+            claim = "a claim that does not exist" if len(absent) == 1 else "claims that do not exist"
+            message = f"the pod uses {claim} in namespace {pod.namespace}: {_quoted(absent)}"
             return WaitStatus.WAITING, message, ("create the claim, or use a claim template in the pod",)
     if fleet.classes is None or (claims and all(each.allocated for each in claims)):
         return None

@@ -226,7 +226,7 @@ def check_daemons(node: NodeState, allocations: Iterable[Allocation], known: Dae
                 yield Finding("mps", Status.WARN, where + why, hint, gpu.index)
         if gpu.prohibited:
             served = gpu.daemon_of(None) is not None  # DEFAULT would let programs bypass it
-            hint = f"if this is no longer wanted, restore it with: {_mode_command(gpu, exclusive=served)}"
+            hint = f"to let programs use the GPU again, run: {_mode_command(gpu, exclusive=served)}"
             yield Finding("mps", Status.WARN, PROHIBITED, hint, gpu.index)
         elif gpu.mps_passable:
             text = "shared by MPS, but its compute mode is DEFAULT: programs outside MPS have no limit"

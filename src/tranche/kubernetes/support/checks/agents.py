@@ -239,7 +239,7 @@ def _rights(agents: AgentSetFacts) -> Iterator[ClusterFinding]:
         hint = "upgrade the chart with rbac.create=true, or grant them; the DaemonSet's options need them"
         yield ClusterFinding("rights", Status.FAIL, text, hint)
     if len(needed) < len(agents.lacking):
-        hint = "the rest works; the chart's Role in the namespace default grants this permission"
+        hint = "everything else works; to grant this permission, install the chart's Role in the namespace default"
         yield ClusterFinding("rights", Status.WARN, f"{account} may not record events for nodes", hint)
     if not agents.lacking:
         yield ClusterFinding("rights", Status.PASS, f"{account} has all rights that its options need")
