@@ -469,7 +469,7 @@ tell(int(child.stdout.readline())); wait(); child.communicate("\\n")
     assert sorted(isolations(t4)) == ["none", "soft"]
     (marked,) = [each for each in holders(t4) if each["grants"][0]["isolation"] == "none"]
     assert marked["grants"][0]["walls"]["memory"] == "none"
-    assert "memory not limited" in t4.tranche("ps").stdout
+    assert "  none " in t4.tranche("ps").stdout
     (gpu,) = t4.json("gpus")["gpus"]
     assert gpu["sharing"]["walls"]["memory"] == "none"
     wait_until(lambda: "LimitExceeded" in t4.tranche("events").stdout)
