@@ -178,6 +178,11 @@ for name, text in ("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", 
     assert done.stdout == "0\n"
 
 
+def open_files(pid: int) -> list[str]:
+    """What the process has open."""
+    return [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_user_has_no_more_users_by_subordinate_uids(shared: SharedMachine, nested: bool) -> None:
     """In a user namespace with lent uids, as newuidmap(1) makes it, the user changes to one of them."""
@@ -218,6 +223,8 @@ libc.prctl(4, 1)
     assert (done.stdout, done.returncode) == ("", PermissionDenied.exit_code), done.stderr
     assert f"uid {OTHER + 5} is a subordinate uid" in done.stderr
     assert shared.shares() == []
+    assert shared.service is not None
+    assert not [each for each in open_files(shared.service.pid) if each.startswith("user:")]
 
 
 def test_a_command_that_a_signal_ends_has_its_code(shared: SharedMachine) -> None:

@@ -274,18 +274,22 @@ def _is_the_namespaces_user(pid: int, uid: int) -> bool:
     Others of its uids are lent: /etc/subuid gives each user thousands, and a limit for each user would limit nobody.
     A process of this process's own namespace has its own uid. The requests are those of ioctl_ns(2).
     """
+    if not (PROC / "self" / "ns" / "user").exists():
+        return True  # the kernel has no user namespaces
+    maker = array.array("I", [0])
     try:
         with ExitStack() as stack:
-            own, inner = (os.open(PROC / each / "ns" / "user", os.O_RDONLY) for each in ("self", str(pid)))
-            stack.callback(os.close, own)
-            stack.callback(os.close, inner)
+
+            def kept(descriptor: int) -> int:
+                stack.callback(os.close, descriptor)
+                return descriptor
+
+            own = kept(os.open(PROC / "self" / "ns" / "user", os.O_RDONLY))
+            inner = kept(os.open(PROC / str(pid) / "ns" / "user", os.O_RDONLY))
             if os.path.sameopenfile(own, inner):
                 return True
-            while not os.path.sameopenfile(own, parent := fcntl.ioctl(inner, _NS_GET_PARENT)):
-                stack.callback(os.close, parent)
+            while not os.path.sameopenfile(own, parent := kept(fcntl.ioctl(inner, _NS_GET_PARENT))):
                 inner = parent
-            stack.callback(os.close, parent)
-            maker = array.array("I", [0])
             fcntl.ioctl(inner, _NS_GET_OWNER_UID, maker)
     except PermissionError:  # another user's process, or a namespace outside this one
         return os.geteuid() == uid

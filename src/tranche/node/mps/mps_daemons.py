@@ -288,9 +288,8 @@ class MpsDaemonManager:
                 return f"{_CHANGED}: {changed}"
         except MpsFailed as error:
             if isinstance(error.__cause__, OSError):
-                return (
-                    record.fault
-                )  # this process cannot ask, for want of the program say: that tells nothing of the daemon
+                # This process cannot ask, because it lacks the program, for example. That tells nothing about the daemon.
+                return record.fault
             return "" if record.halted else "it does not report the state of its server"
         return ""
 
