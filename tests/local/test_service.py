@@ -156,6 +156,18 @@ def test_a_ledger_that_was_moved_away_is_rebuilt_with_the_shares_of_users(shared
     assert all(each.stat().st_mode & 0o077 == 0 for each in shared.machine.state_dir.glob("ledger.db*"))
 
 
+def in_user_namespace(shared: SharedMachine, program: str) -> subprocess.CompletedProcess[str]:
+    """Run `id -u` in a share; the program enters a namespace before it becomes the command."""
+    return subprocess.run(
+        [sys.executable, "-c", program, str(NOBODY), "run", "-q", *HALF, "--", "id", "-u"],
+        env=shared.machine.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+
+
 def test_root_of_a_user_namespace_is_the_user_outside(shared: SharedMachine) -> None:
     into = """
 import ctypes
@@ -166,14 +178,7 @@ for name, text in ("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", 
     open(f"/proc/self/{name}", "w").write(text)
 """
     program = DROP.replace("from tranche.cli.main", f"{into}from tranche.cli.main")
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(NOBODY), "run", "-q", *HALF, "--", "id", "-u"],
-        env=shared.machine.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-    )
+    done = in_user_namespace(shared, program)
     assert done.stderr == ""
     assert done.stdout == "0\n"
 
@@ -212,14 +217,7 @@ libc.prctl(4, 1)
 {again if nested else ""}
 """
     program = DROP.replace("os.setgroups([]); os.setgid(uid); os.setuid(uid)\n", become)
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(NOBODY), "run", "-q", *HALF, "--", "id", "-u"],
-        env=shared.machine.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-    )
+    done = in_user_namespace(shared, program)
     assert (done.stdout, done.returncode) == ("", PermissionDenied.exit_code), done.stderr
     assert f"uid {OTHER + 5} is a subordinate uid" in done.stderr
     assert shared.shares() == []
