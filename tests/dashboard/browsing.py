@@ -30,7 +30,8 @@ def keep_pictures(taken: Mapping[str, bytes], config: pytest.Config) -> None:
 # Chromium drops its connections, those of the loopback too, when an interface of the machine comes or goes. A cluster of another
 # test does that.
 _DISTURBED = "net::ERR_NETWORK_CHANGED"
-_ERROR_PAGE = "chrome-error://"  # its navigation may interrupt the next one
+# What the browser still does about a disturbed page may interrupt the next navigation: it shows an error page, or loads again.
+_INTERRUPTED = "is interrupted by another navigation"
 
 
 def go(page: Any, address: str) -> None:
@@ -48,7 +49,7 @@ def go(page: Any, address: str) -> None:
             try:
                 page.goto(address)
             except Exception as error:
-                if _DISTURBED not in str(error) and _ERROR_PAGE not in str(error):
+                if _DISTURBED not in str(error) and _INTERRUPTED not in str(error):
                     raise
             else:
                 if not disturbed:

@@ -10,6 +10,7 @@ the share stands, nothing can be cut in its place. Once the kubelet runs, it rep
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -143,12 +144,10 @@ class Recovery:
         found = list(folder.glob(self._machine.spec_file("*").name))
         if not found or not os.access(folder, os.W_OK):
             return ()
-        from tranche.hardware.cdi import spec_environment  # seldom needed
-
         with self._machine.ledger.read() as db:
             held = {self._machine.spec_file(each.id) for each in register.allocations(db)}
-        ours = f"{REGISTER}={self._machine.state_dir.resolve()}"
-        return tuple(each for each in found if each not in held and ours in spec_environment(each))
+        ours = json.dumps(f"{REGISTER}={self._machine.state_dir.resolve()}")
+        return tuple(each for each in found if each not in held and _has(each, ours))
 
     def _settle(self, plan: journal.PlanRecord) -> None:
         """End an interrupted plan: mark a completed declared change as done, and undo everything else."""
@@ -165,6 +164,13 @@ class Recovery:
         if plan.allocation_id:
             drop_state_file(self._machine.places.allocation(plan.allocation_id))
         self._recovered(plan.purpose)
+
+
+def _has(path: Path, text: str) -> bool:
+    try:
+        return text in path.read_text()
+    except (OSError, ValueError):
+        return False
 
 
 _MARGIN_SECONDS = 2.0
