@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ from tranche.core.state import NodeState
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.resource_slices import NodeSlice
 from tranche.kubernetes.claims.node_mode import NodeMode
+from tranche.kubernetes.claims.quantity import read_quantity
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.devices.devices import devices_of
 from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
@@ -50,8 +52,14 @@ def taint_keys(device: Json) -> set[str]:
     return {str(each["key"]) for each in device.get("taints") or ()}
 
 
-def by_name(contents: Sequence[NodeSlice]) -> dict[str, dict[str, object]]:
+def by_name(contents: Sequence[NodeSlice]) -> dict[str, dict[str, Any]]:
     return {each["name"]: dict(each) for content in contents for each in content.devices}
+
+
+def quantity(amount: Json) -> int:
+    found = read_quantity(amount["value"])
+    assert found is not None
+    return found
 
 
 def claimed(view: NodeView, *grants: Slice | WholeGpu) -> NodeView:
@@ -79,6 +87,21 @@ def test_the_limits_of_the_api_hold_for_every_machine(board: Board, count: int) 
             (used,) = each["consumesCounters"]
             assert set(used["counters"]) <= set(sets[used["counterSet"]])
     assert all(count == 1 for count in Counter(content.name for content in contents).values())
+
+
+@settings(max_examples=cases(60))
+@given(st.data())
+def test_the_memory_counter_is_what_a_device_has_and_excludes_nothing_that_the_others_allow(data: st.DataObject) -> None:
+    contents = shown(with_means(view_of(gpu_on(data.draw(st.sampled_from(PLACEABLE_BOARDS))))))
+    (left,) = ({name: quantity(each) for name, each in found["counters"].items()} for found in contents[0].counters)
+    for device in data.draw(st.permutations(list(by_name(contents).values()))):
+        (used,) = device["consumesCounters"]
+        taken = {name: quantity(each) for name, each in used["counters"].items()}
+        known = device["capacity"].get("memory")
+        assert taken.get("memory") == (None if known is None else quantity(known))
+        if all(left[name] >= amount for name, amount in taken.items() if name != "memory"):
+            left = {name: amount - taken.get(name, 0) for name, amount in left.items()}
+    assert left.get("memory", 0) >= 0
 
 
 def test_names_of_slices_sort_as_they_shall_be_tried() -> None:

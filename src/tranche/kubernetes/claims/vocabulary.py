@@ -22,6 +22,9 @@ WHOLE_RESOURCE = "nvidia.com/gpu"
 VGPU_RESOURCE = "k8s.amazonaws.com/vgpu"
 """The extended resource of AWS's virtual GPU device plugin, and of Tranche's virtual GPUs."""
 
+MEMORY_COUNTER = "memory"
+"""The counter of a GPU's memory in bytes. Quotas of other projects count it by this name."""
+
 MODE_LABEL = "tranche.dev/mode"
 """The node label by which an administrator says how the node's GPUs are given away."""
 

@@ -7,7 +7,8 @@ have something; only taints change.
 Devices of one kind on all GPUs are in one ResourceSlice of `resource.k8s.io/v1`, so that one write can reorder them. From
 Kubernetes 1.36 on, the scheduler tries the slices of a pool in the order of their names. So names sort by what it shall try
 first: slices of the least memory, then parts of GPUs, then parts of slices, and whole GPUs last. Counters are in slices of their
-own, as the API requires.
+own, as the API requires. One of them, `memory`, excludes nothing that the others allow. It is there for those who sum it up by
+name: Kueue charges a quota with what a claim's device takes of it.
 
 The writes that make the pool show that are as few as keep it complete. For the scheduler, a pool is complete when its newest
 generation has as many slices as each of them says. A slice that was changed, or that somebody deleted, is written in the same
@@ -34,6 +35,7 @@ from tranche.kubernetes.claims.vocabulary import (
     FREE_GPUS_LABEL,
     LARGEST_MEMORY_LABEL,
     LARGEST_SLICE_LABEL,
+    MEMORY_COUNTER,
     AttributeName,
     CapacityName,
     TaintKey,
@@ -84,7 +86,8 @@ def pool_contents(
             entries.append(_Entry(group.title, each.number, found))
     entries += _remembered(node_name, devices, view, shown)
     sets: dict[str, Json] = {
-        name: {"name": name, "counters": _encode_counters(each)} for name, each in counter_sets(view.node).items()
+        name: {"name": name, "counters": _encode_counters(each, _all_memory(name, devices))}
+        for name, each in counter_sets(view.node).items()
     }
     needed = {str(used["counterSet"]) for each in entries for used in each.device.get("consumesCounters") or ()}
     sets |= {str(each["name"]): each for content in shown for each in content.counters if each["name"] not in sets}
@@ -230,7 +233,9 @@ def encode_device(device: NodeDevice, reasons: Sequence[TaintKey] = ()) -> Json:
         "name": device.name,
         "attributes": {name: _encoded(value) for name, value in device.attributes.items()},
         "capacity": {name: _capacity(name, amount) for name, amount in device.capacity.items()},
-        "consumesCounters": [{"counterSet": device.counter_set, "counters": _encode_counters(device.counters)}],
+        "consumesCounters": [
+            {"counterSet": device.counter_set, "counters": _encode_counters(device.counters, _memory(device))}
+        ],
     }
     if device.sharing is not None:
         found["allowMultipleAllocations"] = True
@@ -244,9 +249,29 @@ def _tainted(device: Json, reasons: Iterable[TaintKey]) -> Json:
     return {**bare, "taints": taints} if taints else bare
 
 
-def _encode_counters(counters: Mapping[str, int]) -> Json:
-    """Counters with their values."""
-    return {name: {"value": str(value)} for name, value in counters.items()}
+def _encode_counters(counters: Mapping[str, int], memory: int) -> Json:
+    """Counters with their values, and those bytes as one more; without it where no source tells how many they are."""
+    found = {name: {"value": str(value)} for name, value in counters.items()}
+    return {**found, MEMORY_COUNTER: {"value": format_bytes(memory)}} if memory else found
+
+
+def _memory(device: NodeDevice) -> int:
+    """The bytes that a holder of all of the device has; 0 where no source tells."""
+    known = device.capacity.get(CapacityName.MEMORY)
+    return 0 if known is None else known.value
+
+
+def _all_memory(counter_set: str, devices: Iterable[NodeDevice]) -> int:
+    """The most bytes that devices of that GPU can take together: as if all its memory slices were those with the most bytes."""
+    own = [each for each in devices if each.counter_set == counter_set]
+    every = max(map(_memory_slices, own), default=0)
+    return max((-(-_memory(each) * every // _memory_slices(each)) for each in own), default=0)
+
+
+def _memory_slices(device: NodeDevice) -> int:
+    """How many memory slices the device takes; a GPU without MIG has one."""
+    number = device.attributes.get(AttributeName.MEMORY_SLICES)
+    return number if isinstance(number, int) else 1
 
 
 def _with_times(device: Json, shown: Mapping[str, Any]) -> Json:

@@ -10,7 +10,14 @@ from tranche.kubernetes.api.decoding import part
 from tranche.kubernetes.api.node_rules import Taint
 from tranche.kubernetes.claims.quantity import read_quantity
 from tranche.kubernetes.claims.spec import SharedGpuModel
-from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName, CapacityName, DeviceType, TaintKey
+from tranche.kubernetes.claims.vocabulary import (
+    DRIVER,
+    MEMORY_COUNTER,
+    AttributeName,
+    CapacityName,
+    DeviceType,
+    TaintKey,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +25,8 @@ class FleetDevice:
     """A device of a node.
 
     `memory` in bytes, `card_memory` in MiB; `share` and `compute` in percent, None without such a capacity. `uuid` is the GPU's.
-    `counters` are what it takes of its GPU's `counter_set`. `least` and `step`, in bytes, apply to parts of a shared device. A
-    `kept` device is for requests that name its size.
+    `counters` are what it takes of its GPU's `counter_set`, without that of memory, which excludes nothing more. `least` and
+    `step`, in bytes, apply to parts of a shared device. A `kept` device is for requests that name its size.
     """
 
     node: str
@@ -143,7 +150,7 @@ def _device(node: str, raw: Mapping[str, Any]) -> FleetDevice:
         least=read_quantity(policy.get("min")) or 0,
         step=max(read_quantity(policy.get("step")) or 0, 1),
         counter_set=str(consumed.get("counterSet") or ""),
-        counters=_amounts(part(consumed, "counters")),
+        counters={name: each for name, each in _amounts(part(consumed, "counters")).items() if name != MEMORY_COUNTER},
         taints=tuple(map(Taint.decode, raw.get("taints") or ())),
     )
 
