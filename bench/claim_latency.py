@@ -104,7 +104,7 @@ def run(report: Report) -> None:
 
 
 def _contenders(program: Path) -> tuple[Contender, ...]:
-    ours = claim_template("ours", _NAMESPACE, device_class=f"tranche-{_PROFILE.replace('.', '-')}")
+    ours = claim_template("ours", _NAMESPACE, device_class=f"{_PROFILE.replace('.', '-')}.gpu.tranche.dev")
     theirs = claim_template("theirs", _NAMESPACE, device_class=NVIDIA_CLASS)
     (request,) = theirs["spec"]["spec"]["devices"]["requests"]
     chosen = f"device.attributes['{NVIDIA_DRIVER}'].profile == '{_PROFILE}'"

@@ -27,7 +27,7 @@ TOLERATE_ALL = [{"operator": "Exists"}]
 
 
 def claim_template(
-    name: str, namespace: str, *, device_class: str = "tranche", requests: Mapping[str, str] | None = None
+    name: str, namespace: str, *, device_class: str = "gpu.tranche.dev", requests: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """A template of claims for one device of that class with so much of its capacities."""
     exactly: dict[str, Any] = {"deviceClassName": device_class}

@@ -36,7 +36,14 @@ def api(tmp_path: Path) -> Iterator[ServedApi]:
 
 
 def with_classes(server: FakeApiServer) -> None:
-    for name in ("tranche", "tranche-slice", "tranche-shared", "tranche-whole", "tranche-1g-5gb", "tranche-2g-10gb"):
+    for name in (
+        "gpu.tranche.dev",
+        "slice.gpu.tranche.dev",
+        "shared.gpu.tranche.dev",
+        "whole.gpu.tranche.dev",
+        "1g-5gb.gpu.tranche.dev",
+        "2g-10gb.gpu.tranche.dev",
+    ):
         server.put(f"{CLASSES}/{name}", {})
 
 
@@ -245,7 +252,7 @@ def test_a_profile_without_a_class_is_answered_with_what_nodes_offer(api: Served
         for each in published("p4d", a100s(1)):
             server.put(f"{SLICES}/{each['metadata']['name']}", each)
         for number in range(90):
-            server.put(f"{CLASSES}/tranche-{number}g-{number}gb", {})
+            server.put(f"{CLASSES}/{number}g-{number}gb.gpu.tranche.dev", {})
 
     api.change(a_node)
     done = tranche(api, "submit", "--mig-profile", "2g.11gb", *ANYTHING, code=30)

@@ -46,7 +46,7 @@ class Planter:
         self.bind(name)
 
     def make_claim(self, name: str) -> None:
-        requests = [{"name": "gpu", "exactly": {"deviceClassName": "tranche"}}]
+        requests = [{"name": "gpu", "exactly": {"deviceClassName": "gpu.tranche.dev"}}]
         claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}}
         self.cluster.api.request("POST", self.claims, {**claim, "spec": {"devices": {"requests": requests}}})
 

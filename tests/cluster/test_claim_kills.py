@@ -107,9 +107,9 @@ def test_claims_survive_the_death_of_whatever_keeps_them(
     with claims_on(cluster, p4d, "mixed", "--share-by-mps") as agent:
         cluster.apply(
             claim_template("small", namespace, requests={"memory": "4Gi"}),
-            claim_template("medium", namespace, device_class="tranche-2g-10gb"),
-            claim_template("whole", namespace, device_class="tranche-whole"),
-            claim_template("part", namespace, device_class="tranche-shared", requests={"memory": "9Gi"}),
+            claim_template("medium", namespace, device_class="2g-10gb.gpu.tranche.dev"),
+            claim_template("whole", namespace, device_class="whole.gpu.tranche.dev"),
+            claim_template("part", namespace, device_class="shared.gpu.tranche.dev", requests={"memory": "9Gi"}),
         )
         outages = Outages(cluster, p4d, agent)
         churn = Churn(cluster, p4d, namespace, rng)

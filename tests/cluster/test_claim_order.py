@@ -26,15 +26,18 @@ DYNAMIC = {"namespace": {"create": True}, "dra": {"enabled": True}}
 FOUR = {
     "name": "gpu",
     "exactly": {
-        "deviceClassName": "tranche",
+        "deviceClassName": "gpu.tranche.dev",
         "capacity": {"requests": {"memory": "4Gi"}},
         "selectors": [{"cel": {"expression": 'device.attributes["gpu.tranche.dev"].isolation == "hard"'}}],
     },
 }
-WHOLE = {"name": "gpu", "exactly": {"deviceClassName": "tranche-whole"}}
+WHOLE = {"name": "gpu", "exactly": {"deviceClassName": "whole.gpu.tranche.dev"}}
 SHARED = {
     "name": "gpu",
-    "exactly": {"deviceClassName": "tranche-shared", "capacity": {"requests": {"memory": "4Gi", "compute": "10"}}},
+    "exactly": {
+        "deviceClassName": "shared.gpu.tranche.dev",
+        "capacity": {"requests": {"memory": "4Gi", "compute": "10"}},
+    },
 }
 
 
@@ -138,7 +141,7 @@ def test_room_that_is_kept_for_large_claims_is_theirs_however_many_small_ones_co
     wait_for("seven GPUs are cut", lambda: len(claimants.bound()) == 7 * 7)
     waiting = {f"four-{number}" for number in range(57)} - set(claimants.bound())
     wait_for("the others find no room", lambda: all(map(claimants.refused, waiting)))
-    claimants.add("large", {"name": "gpu", "exactly": {"deviceClassName": "tranche-7g-40gb"}})
+    claimants.add("large", {"name": "gpu", "exactly": {"deviceClassName": "7g-40gb.gpu.tranche.dev"}})
     wait_for("whoever names the size has the place", lambda: "large" in claimants.bound())
     assert claimants.devices()["large"].endswith("-7g-40gb-0")
 

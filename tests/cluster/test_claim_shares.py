@@ -26,7 +26,7 @@ def test_pods_with_claims_compute_on_one_card_within_their_limits(cluster: Clust
     with claims_on(cluster, g4dn, "shared", "--share-by-mps", "--stand-by") as agent:
         cluster.apply(
             claim_template("part", namespace, requests={"memory": "4Gi"}),
-            claim_template("whole", namespace, device_class="tranche-whole"),
+            claim_template("whole", namespace, device_class="whole.gpu.tranche.dev"),
         )
         cluster.apply(tenants("busy", namespace, 2, claim="part"))
         wait_for_phases(cluster, namespace, Running=2)

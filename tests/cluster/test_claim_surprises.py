@@ -75,7 +75,7 @@ def test_a_node_that_vanishes_while_it_makes_a_slice_comes_back_with_nothing_giv
     cluster: Cluster, p4d: Node, namespace: str
 ) -> None:
     with claims_on(cluster, p4d) as agent:
-        cluster.apply(claim_template("gpu", namespace, device_class="tranche-2g-10gb"))
+        cluster.apply(claim_template("gpu", namespace, device_class="2g-10gb.gpu.tranche.dev"))
         p4d.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 60.0)
         cluster.apply(claiming("lost", namespace, p4d))
         wait_for("its slice is promised", lambda: [each["phase"] for each in shares(p4d)] == ["preparing"])

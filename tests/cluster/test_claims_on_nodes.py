@@ -121,8 +121,8 @@ def test_small_and_large_come_and_go_on_the_fly(cluster: Cluster, p4d: Node, nam
     with claims_on(cluster, p4d):
         cluster.apply(
             claim_template("small", namespace, requests={"memory": "4Gi"}),
-            claim_template("large", namespace, device_class="tranche-7g-40gb"),
-            claim_template("whole", namespace, device_class="tranche-whole"),
+            claim_template("large", namespace, device_class="7g-40gb.gpu.tranche.dev"),
+            claim_template("whole", namespace, device_class="whole.gpu.tranche.dev"),
         )
         cluster.apply(*(claiming(f"s{number}", namespace, p4d, "small") for number in range(4)))
         wait_for_phases(cluster, namespace, Running=4)

@@ -34,7 +34,7 @@ def test_a_successor_of_a_pod_that_was_deleted_by_force_starts_when_the_gpu_is_f
 ) -> None:
     seconds: dict[str, list[float]] = defaultdict(list)
     with claims_on(cluster, p4d):
-        cluster.apply(claim_template("whole", namespace, device_class="tranche-whole"))
+        cluster.apply(claim_template("whole", namespace, device_class="whole.gpu.tranche.dev"))
         names = [f"p{number}" for number in range(GPUS)]
         cluster.apply(*(claiming(name, namespace, p4d, "whole") for name in names))
         wait_for_phases(cluster, namespace, Running=GPUS)

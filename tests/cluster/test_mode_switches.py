@@ -256,7 +256,7 @@ def test_modes_change_at_random_while_pods_come_and_go(
     with either_way_on(cluster, p4d, namespace):
         cluster.apply(
             claim_template("small", namespace, requests={"memory": "4Gi"}),
-            claim_template("whole", namespace, device_class="tranche-whole"),
+            claim_template("whole", namespace, device_class="whole.gpu.tranche.dev"),
         )
         switching = Switching(cluster, p4d, namespace, random.Random(seed))
         for _ in range(SWITCHES):

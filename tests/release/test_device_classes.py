@@ -14,7 +14,7 @@ from tranche.core.profile import ProfileName, parse_profile
 
 FILE = CHART / "mig-profiles.yaml"
 INTRO = "# The MIG profiles of every board that Tranche knows; each has a DeviceClass.\n"
-KINDS = {"tranche", "tranche-slice", "tranche-whole", "tranche-shared"}
+KINDS = {"gpu.tranche.dev", "slice.gpu.tranche.dev", "whole.gpu.tranche.dev", "shared.gpu.tranche.dev"}
 
 
 def known() -> list[ProfileName]:
@@ -41,17 +41,17 @@ def test_each_profile_has_a_class_and_the_resource_of_nvidias_device_plugin() ->
     resources = {spec["extendedResourceName"] for name, spec in made.items() if name not in KINDS}
     assert resources == {f"nvidia.com/{profile.resource_name}" for profile in known()}
     assert len(made) == len(KINDS) + len(known())  # no two profiles are of one name
-    assert made["tranche-1g-5gb-me"]["extendedResourceName"] == "nvidia.com/mig-1g.5gb.me"
-    assert made["tranche-1g-24gb-no-me"]["extendedResourceName"] == "nvidia.com/mig-1g.24gb-me"
-    assert made["tranche-whole"]["extendedResourceName"] == "nvidia.com/gpu"
-    assert not {"tranche", "tranche-slice", "tranche-shared"} & {
+    assert made["1g-5gb-me.gpu.tranche.dev"]["extendedResourceName"] == "nvidia.com/mig-1g.5gb.me"
+    assert made["1g-24gb-no-me.gpu.tranche.dev"]["extendedResourceName"] == "nvidia.com/mig-1g.24gb-me"
+    assert made["whole.gpu.tranche.dev"]["extendedResourceName"] == "nvidia.com/gpu"
+    assert not {"gpu.tranche.dev", "slice.gpu.tranche.dev", "shared.gpu.tranche.dev"} & {
         name for name, spec in made.items() if "extendedResourceName" in spec
     }
     for name in KINDS:
         (selector,) = made[name]["selectors"]
         unkept = '!("kept" in device.attributes["gpu.tranche.dev"])'
-        assert (unkept in selector["cel"]["expression"]) == (name in ("tranche", "tranche-slice"))
-    (selector,) = made["tranche-1g-5gb-me"]["selectors"]
+        assert (unkept in selector["cel"]["expression"]) == (name in ("gpu.tranche.dev", "slice.gpu.tranche.dev"))
+    (selector,) = made["1g-5gb-me.gpu.tranche.dev"]["selectors"]
     mine = 'device.driver == "gpu.tranche.dev" && device.attributes["gpu.tranche.dev"]'
     assert selector["cel"]["expression"] == (
         f'{mine}.type == "slice" && device.attributes["gpu.tranche.dev"].profile == "1g.5gb+me"'
@@ -61,12 +61,12 @@ def test_each_profile_has_a_class_and_the_resource_of_nvidias_device_plugin() ->
 @pytest.mark.helm
 def test_what_is_added_and_left_out() -> None:
     made = classes(wholeGpuResource="", addProfiles=["1g.3gb+me", "1g.5gb"], omitProfiles=["7g.40gb"])
-    assert "extendedResourceName" not in made["tranche-whole"]
-    assert made["tranche-1g-3gb-me"]["extendedResourceName"] == "nvidia.com/mig-1g.3gb.me"
+    assert "extendedResourceName" not in made["whole.gpu.tranche.dev"]
+    assert made["1g-3gb-me.gpu.tranche.dev"]["extendedResourceName"] == "nvidia.com/mig-1g.3gb.me"
     assert len(made) == len(KINDS) + len(known())
-    assert "tranche-7g-40gb" not in made
+    assert "7g-40gb.gpu.tranche.dev" not in made
     without = classes(sliceResources=False)
-    assert {name for name, spec in without.items() if "extendedResourceName" in spec} == {"tranche-whole"}
+    assert {name for name, spec in without.items() if "extendedResourceName" in spec} == {"whole.gpu.tranche.dev"}
     assert classes(create=False) == {}
 
 

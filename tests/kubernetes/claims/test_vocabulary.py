@@ -17,7 +17,7 @@ from tranche.kubernetes.claims.vocabulary import profile_class, profile_label, p
 )  # fmt: skip
 def test_a_profile_as_a_label(profile: str, label: str) -> None:
     assert profile_label(parse_profile(profile)) == label
-    assert profile_class(parse_profile(profile)) == f"tranche-{label}"
+    assert profile_class(parse_profile(profile)) == f"{label}.gpu.tranche.dev"
     assert parse_profile(profile_of_label(label)) == parse_profile(profile)
 
 

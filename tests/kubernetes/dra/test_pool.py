@@ -91,7 +91,9 @@ def test_the_limits_of_the_api_hold_for_every_machine(board: Board, count: int) 
 
 @settings(max_examples=cases(60))
 @given(st.data())
-def test_the_memory_counter_is_what_a_device_has_and_excludes_nothing_that_the_others_allow(data: st.DataObject) -> None:
+def test_the_memory_counter_is_what_a_device_has_and_excludes_nothing_that_the_others_allow(
+    data: st.DataObject,
+) -> None:
     contents = shown(with_means(view_of(gpu_on(data.draw(st.sampled_from(PLACEABLE_BOARDS))))))
     (left,) = ({name: quantity(each) for name, each in found["counters"].items()} for found in contents[0].counters)
     for device in data.draw(st.permutations(list(by_name(contents).values()))):

@@ -19,7 +19,7 @@ ATTRIBUTE = 'device.attributes["gpu.tranche.dev"].'
 
 
 def wanted(expression: str) -> DeviceRequestOption:
-    request = {"deviceClassName": "tranche", "selectors": [{"cel": {"expression": expression}}]}
+    request = {"deviceClassName": "gpu.tranche.dev", "selectors": [{"cel": {"expression": expression}}]}
     (demand,) = demanded_by(decode_fleet_claim(asked_by_hand(request)))
     (only,) = demand.alternatives
     return only

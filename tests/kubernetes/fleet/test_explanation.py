@@ -156,25 +156,25 @@ def whoever_may_read_little() -> Situation:
 
 
 def every_slice_of_a_node() -> Situation:
-    asked = asked_by_hand({"deviceClassName": "tranche-slice", "allocationMode": "All"})
+    asked = asked_by_hand({"deviceClassName": "slice.gpu.tranche.dev", "allocationMode": "All"})
     return pod(), cluster(NODES, [*P4D, *T4], [asked])
 
 
 def every_slice_of_a_node_with_a_foreign_one() -> Situation:
     cut, free = a100s(2)
     slices = published("p4d", [with_instance(cut, "7g.40gb"), free], NodeMode.DYNAMIC)
-    asked = asked_by_hand({"deviceClassName": "tranche-slice", "allocationMode": "All"})
+    asked = asked_by_hand({"deviceClassName": "slice.gpu.tranche.dev", "allocationMode": "All"})
     return pod(), cluster(NODES[:1], slices, [asked])
 
 
 def every_gpu_of_a_node() -> Situation:
-    asked = asked_by_hand({"deviceClassName": "tranche-whole", "allocationMode": "All"})
+    asked = asked_by_hand({"deviceClassName": "whole.gpu.tranche.dev", "allocationMode": "All"})
     return pod(), cluster(NODES, [*P4D, *T4], [asked])
 
 
 def every_gpu_of_a_node_in_use() -> Situation:
     known = filled(NODES, [*P4D, *T4], {"old": SMALL}, {})
-    asked = asked_by_hand({"deviceClassName": "tranche-whole", "allocationMode": "All"})
+    asked = asked_by_hand({"deviceClassName": "whole.gpu.tranche.dev", "allocationMode": "All"})
     return pod(), replace(known, claims=(*known.claims, decode_fleet_claim(asked)))
 
 
@@ -188,22 +188,24 @@ def a_claim_that_nobody_may_read() -> Situation:
 
 
 def a_class_that_is_not_there() -> Situation:
-    known = cluster(NODES, [*P4D, *T4], [asked_by_hand({"deviceClassName": "tranche-9g-5gb"})])
-    return pod(), replace(known, classes=frozenset({"tranche", "tranche-slice", "tranche-1g-5gb"}))
+    known = cluster(NODES, [*P4D, *T4], [asked_by_hand({"deviceClassName": "9g-5gb.gpu.tranche.dev"})])
+    return pod(), replace(
+        known, classes=frozenset({"gpu.tranche.dev", "slice.gpu.tranche.dev", "1g-5gb.gpu.tranche.dev"})
+    )
 
 
-def a_class_of_somebody_elses_that_begins_alike() -> Situation:
-    return pod(), cluster(NODES, [*P4D, *T4], [asked_by_hand({"deviceClassName": "tranche-of-cake"})])
+def a_class_of_somebody_elses_that_ends_alike() -> Situation:
+    return pod(), cluster(NODES, [*P4D, *T4], [asked_by_hand({"deviceClassName": "piece.gpu.tranche.dev"})])
 
 
 def a_whole_gpu_and_a_slice_of_a_t4() -> Situation:
-    asked = asked_by_hand({"deviceClassName": "tranche-whole"}, {"deviceClassName": "tranche-slice"})
+    asked = asked_by_hand({"deviceClassName": "whole.gpu.tranche.dev"}, {"deviceClassName": "slice.gpu.tranche.dev"})
     known = filled(NODES[1:], published("t4", t4s(), NodeMode.MIXED), {"old": parse_request(gpus="1")}, {})
     return pod(), replace(known, claims=(*known.claims, decode_fleet_claim(asked)))
 
 
 def two_things_of_one_gpu() -> Situation:
-    asked = asked_by_hand({"deviceClassName": "tranche-whole"}, {"deviceClassName": "tranche-slice"})
+    asked = asked_by_hand({"deviceClassName": "whole.gpu.tranche.dev"}, {"deviceClassName": "slice.gpu.tranche.dev"})
     return pod(), cluster(NODES[:1], published("p4d", a100s(1), NodeMode.DYNAMIC), [asked])
 
 
@@ -230,26 +232,26 @@ def room_of_an_instance_that_tranche_did_not_make() -> Situation:
 
 def more_than_are_free() -> Situation:
     held = {f"old-{number}": SMALL for number in range(9)}
-    asked = asked_by_hand({"deviceClassName": "tranche-1g-5gb", "count": 14})
+    asked = asked_by_hand({"deviceClassName": "1g-5gb.gpu.tranche.dev", "count": 14})
     known = filled(NODES, [*P4D, *T4], held, {})
     return pod(), replace(known, claims=(*known.claims, decode_fleet_claim(asked)))
 
 
 def more_compute_than_there_is() -> Situation:
     amounts = {"requests": {"memory": "2G", "compute": "200"}}
-    asked = asked_by_hand({"deviceClassName": "tranche-shared", "capacity": amounts})
+    asked = asked_by_hand({"deviceClassName": "shared.gpu.tranche.dev", "capacity": amounts})
     return pod(), cluster(NODES, [*P4D, *T4], [asked])
 
 
 def two_parts_in_one_claim() -> Situation:
-    part = {"deviceClassName": "tranche-shared", "capacity": {"requests": {"memory": "2G"}}}
-    asked = asked_by_hand({"deviceClassName": "tranche-whole"}, part, part)
+    part = {"deviceClassName": "shared.gpu.tranche.dev", "capacity": {"requests": {"memory": "2G"}}}
+    asked = asked_by_hand({"deviceClassName": "whole.gpu.tranche.dev"}, part, part)
     return pod(), cluster(NODES[:1], published("p4d", a100s(3)), [asked])
 
 
 def parts_of_several_gpus_in_one_claim() -> Situation:
     slices = published("t4", t4s(2), NodeMode.SHARED)
-    half = {"deviceClassName": "tranche-shared", "capacity": {"requests": {"memory": "9G"}}}
+    half = {"deviceClassName": "shared.gpu.tranche.dev", "capacity": {"requests": {"memory": "9G"}}}
     return pod(), cluster(NODES[1:], slices, [asked_by_hand(half, half)])
 
 
@@ -270,7 +272,7 @@ SITUATIONS = (
     kept_off_its_nodes, not_in_this_mode, one_of_several_is_held, several_gpus, whole_gpus, no_claim_yet, no_gpu, an_old_manifest,
     somebody_elses_claim, a_condition_of_another_hand, whoever_may_read_little, every_slice_of_a_node, every_gpu_of_a_node,
     every_gpu_of_a_node_in_use, a_claim_that_nobody_made, a_claim_that_nobody_may_read, a_class_that_is_not_there,
-    a_class_of_somebody_elses_that_begins_alike, a_whole_gpu_and_a_slice_of_a_t4, two_things_of_one_gpu, an_agent_that_left,
+    a_class_of_somebody_elses_that_ends_alike, a_whole_gpu_and_a_slice_of_a_t4, two_things_of_one_gpu, an_agent_that_left,
     a_configuration_of_another_hand, a_claim_that_was_taken_from_a_pod, room_of_an_instance_that_tranche_did_not_make,
     more_than_are_free, more_compute_than_there_is, two_parts_in_one_claim, parts_of_several_gpus_in_one_claim,
     refused_by_its_node, not_answered_by_its_node, every_slice_of_a_node_with_a_foreign_one,

@@ -52,10 +52,10 @@ def in_pieces(server: FakeApiServer) -> None:
 @pytest.mark.parametrize("prepare", [lambda server: None, in_pieces])
 def test_it_is_what_its_objects_say_together(prepare: Callable[[FakeApiServer], None]) -> None:
     def classed(server: FakeApiServer) -> None:
-        server.put(f"{GROUP}/deviceclasses/tranche", {"metadata": {"name": "tranche"}})
+        server.put(f"{GROUP}/deviceclasses/gpu.tranche.dev", {"metadata": {"name": "gpu.tranche.dev"}})
         prepare(server)
 
-    assert read(classed) == replace(cluster(NODES, SLICES), classes=frozenset({"tranche"}))
+    assert read(classed) == replace(cluster(NODES, SLICES), classes=frozenset({"gpu.tranche.dev"}))
 
 
 def test_who_may_not_read_device_classes_is_told_everything_else() -> None:

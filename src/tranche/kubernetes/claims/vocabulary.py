@@ -17,7 +17,7 @@ CDI_KIND = "tranche.dev/share"
 """The kind of the CDI devices that claims are given, each `<claim uid>-<number>`."""
 
 WHOLE_RESOURCE = "nvidia.com/gpu"
-"""The extended resource that class `tranche-whole` serves."""
+"""The extended resource that class `whole.gpu.tranche.dev` serves."""
 
 VGPU_RESOURCE = "k8s.amazonaws.com/vgpu"
 """The extended resource of AWS's virtual GPU device plugin, and of Tranche's virtual GPUs."""
@@ -58,16 +58,20 @@ FREE_GPUS_LABEL = "tranche.dev/free.gpus"
 FREE_LABELS = (LARGEST_SLICE_LABEL, LARGEST_MEMORY_LABEL, FREE_GPUS_LABEL)
 
 
+_CLASS_SUFFIX = f".{DRIVER}"
 _PROFILE_LABEL = re.compile(r"(\d+g)-(\d+gb)(?:-(no-)?([a-z0-9-]+))?", re.ASCII)
 
 
 class DeviceClassName(StrEnum):
-    """The device classes that always exist; each profile has its own besides (`profile_class`)."""
+    """The device classes that always exist; each profile has its own besides (`profile_class`).
 
-    ANY = "tranche"
-    SLICE = "tranche-slice"
-    WHOLE = "tranche-whole"
-    SHARED = "tranche-shared"
+    Other schedulers know a GPU by a class with "gpu" in its name. KAI's quotas do.
+    """
+
+    ANY = DRIVER
+    SLICE = f"slice.{DRIVER}"
+    WHOLE = f"whole.{DRIVER}"
+    SHARED = f"shared.{DRIVER}"
 
 
 class DeviceType(StrEnum):
@@ -163,5 +167,11 @@ def profile_of_label(label: str) -> str:
 
 
 def profile_class(profile: ProfileName) -> str:
-    """The device class of a profile: `tranche-1g-5gb`."""
-    return f"tranche-{profile_label(profile)}"
+    """The device class of a profile: `1g-5gb.gpu.tranche.dev`."""
+    return f"{profile_label(profile)}{_CLASS_SUFFIX}"
+
+
+def label_of_class(name: str) -> str:
+    """The label of the profile whose device class has that name; "" for a class of no profile."""
+    label = name.removesuffix(_CLASS_SUFFIX)
+    return label if label != name and profile_of_label(label) else ""

@@ -19,6 +19,7 @@ from tranche.kubernetes.claims.vocabulary import (
     CapacityName,
     DeviceClassName,
     DeviceType,
+    label_of_class,
     profile_label,
     profile_of_label,
 )
@@ -165,10 +166,8 @@ def _demanded(raw: Mapping[str, Any], distinct: bool) -> DeviceRequest:
 def _class(name: str) -> DeviceRequestOption | None:
     if name in tuple(DeviceClassName):
         return DeviceRequestOption(type=_CLASS_TYPES[DeviceClassName(name)])
-    label = name.removeprefix("tranche-")
-    return (
-        DeviceRequestOption(type=DeviceType.SLICE, label=label) if label != name and profile_of_label(label) else None
-    )
+    label = label_of_class(name)
+    return DeviceRequestOption(type=DeviceType.SLICE, label=label) if label else None
 
 
 def _wanted(raw: Mapping[str, Any], of_class: DeviceRequestOption) -> DeviceRequestOption:

@@ -100,7 +100,7 @@ def decode_fleet_slice(raw: Mapping[str, Any]) -> FleetSlice:
         generation=_number(pool.get("generation")),
         count=_number(pool.get("resourceSliceCount")),
         devices=tuple(_device(node, each) for each in spec.get("devices") or ()) if ours else (),
-        counters={str(each.get("name")): _amounts(part(each, "counters")) for each in spec.get("sharedCounters") or ()},
+        counters={str(each.get("name")): _counters(each) for each in spec.get("sharedCounters") or ()},
     )
 
 
@@ -150,7 +150,7 @@ def _device(node: str, raw: Mapping[str, Any]) -> FleetDevice:
         least=read_quantity(policy.get("min")) or 0,
         step=max(read_quantity(policy.get("step")) or 0, 1),
         counter_set=str(consumed.get("counterSet") or ""),
-        counters={name: each for name, each in _amounts(part(consumed, "counters")).items() if name != MEMORY_COUNTER},
+        counters=_counters(consumed),
         taints=tuple(map(Taint.decode, raw.get("taints") or ())),
     )
 
@@ -182,6 +182,10 @@ def fleet_device(node: str, name: str, attributes: Mapping[str, object], amounts
 
 def _value(attribute: Any) -> object:
     return next(iter(attribute.values()), None) if isinstance(attribute, dict) else None
+
+
+def _counters(raw: Mapping[str, Any]) -> Mapping[str, int]:
+    return {name: each for name, each in _amounts(part(raw, "counters")).items() if name != MEMORY_COUNTER}
 
 
 def _amounts(raw: Mapping[str, Any]) -> Mapping[str, int]:

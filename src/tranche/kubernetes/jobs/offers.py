@@ -12,11 +12,9 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.spec import ClaimSpec, SharedGpuModel
-from tranche.kubernetes.claims.vocabulary import profile_of_label
+from tranche.kubernetes.claims.vocabulary import DeviceClassName, label_of_class, profile_of_label
 from tranche.kubernetes.fleet.devices import FleetDevice, shared_cards
 from tranche.kubernetes.fleet.reading import CLASSES, backend_in_force, handed_out, read_slices
-
-_PROFILE_CLASS = "tranche-"
 
 
 async def share_backend(api: ApiConnection) -> AllocationBackend:
@@ -72,7 +70,7 @@ async def check_class(api: ApiConnection, request: Request, spec: ClaimSpec) -> 
     known = {str(each["metadata"]["name"]) for each in found or ()}
     if found is None or names <= known:
         return
-    ours = sorted(name for name in known if name.startswith(_PROFILE_CLASS) or name == "tranche")
+    ours = sorted(name for name in known if label_of_class(name) or name in set(DeviceClassName))
     if isinstance(request.demand, MigSlice) and ours:
         profile = request.demand.profile
         raise ProfileUnknown(
@@ -86,7 +84,7 @@ async def check_class(api: ApiConnection, request: Request, spec: ClaimSpec) -> 
 
 async def _profile_hint(api: ApiConnection, profile: ProfileName, classes: Sequence[str]) -> str:
     """Profiles with a similar name, and those that nodes offer."""
-    known = {profile_of_label(each.removeprefix(_PROFILE_CLASS)) for each in classes if each.startswith(_PROFILE_CLASS)}
+    known = {profile_of_label(label_of_class(each)) for each in classes}
     offered = {device.profile for device in await _devices(ClusterReader(api))} - {""}
     meant = did_you_mean(str(profile), sorted(offered or known - {""}))
     if not offered:
