@@ -96,6 +96,10 @@ def test_a_share_is_asked_for_on_the_gpus_that_the_cluster_has(api: ServedApi) -
         (["--gpu-memory", "4Gi", "--env", "NONE"], 2, "not set in your environment"),
         (["--gpu-memory", "4Gi", "--volume", "x"], 2, "not a volume"),
         (["--gpu-memory", "4Gi", "--completions", "0"], 2, "--completions"),
+        (["--gpu-memory", "4Gi", "--queue", "team a"], 2, "--queue 'team a' is not a valid name"),
+        (["--gpu-memory", "4Gi", "--queue", ""], 2, "--queue '' is not a valid name"),
+        (["--gpu-memory", "4Gi", "--priority", "high"], 2, "--priority needs --queue"),
+        (["--gpu", "0.6", "--queue", "team-a"], 2, "the claim lists alternatives"),
         (["--gpus", "33"], 31, "at most 32"),
         (["--mig-profile", "3g.20gb"], 30, "no device class for 3g.20gb"),
         (["--mig-profile", "3g.20g"], 2, "not a MIG profile"),
@@ -427,6 +431,31 @@ def waiting_job(server: FakeApiServer) -> None:
     status = {"phase": "Pending", "conditions": [WAITING]}
     status["resourceClaimStatuses"] = [{"name": "gpu", "resourceClaimName": "train-0-gpu"}]
     server.put(f"{PODS}/train-0", {"metadata": {"labels": LABELS}, "spec": spec, "status": status})
+
+
+def test_describe_says_why_a_queue_holds_a_job_back(api: ServedApi) -> None:
+    def held(server: FakeApiServer) -> None:
+        labels = {**LABELS, "kueue.x-k8s.io/queue-name": "team-a"}
+        put_job(server, suspend=True)
+        job = server.objects[f"{JOBS}/train"]
+        server.put(f"{JOBS}/train", {**job, "metadata": {**job["metadata"], "labels": labels}})
+
+    api.change(held)
+    assert "status     Suspended: it waits in Kueue's queue team-a\n" in tranche(api, "job", "describe", "train").stdout
+    why = "couldn't assign flavors to pod set main: insufficient unused quota for gpu.memory in flavor a100, 4Gi more needed"
+    condition = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": why}
+
+    def counted(server: FakeApiServer) -> None:
+        meta = {"labels": {"kueue.x-k8s.io/job-uid": server.objects[f"{JOBS}/train"]["metadata"]["uid"]}}
+        workloads = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team-a/workloads"
+        server.put(f"{workloads}/job-train-1", {"metadata": meta, "status": {"conditions": [condition]}})
+        server.put(
+            f"{workloads}/job-other-2", {"metadata": {}, "status": {"conditions": [{**condition, "message": ""}]}}
+        )
+
+    api.change(counted)
+    described = tranche(api, "job", "describe", "train").stdout
+    assert f"status     Suspended: it waits in Kueue's queue team-a: {why}\n" in described
 
 
 def test_describe_and_explain_say_why_a_job_waits(api: ServedApi) -> None:

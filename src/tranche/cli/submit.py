@@ -66,6 +66,8 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
     type=click.IntRange(1),
     help="Total number of pods; each gets an index. Default: the value of --parallelism.",
 )
+@click.option("--queue", metavar="NAME", help="Kueue's LocalQueue, which starts the job when its quota has room.")
+@click.option("--priority", metavar="NAME", help="Kueue's WorkloadPriorityClass for the job; needs --queue.")
 @click.option("--dry-run", is_flag=True, help="Print the objects and create nothing.")
 @click.option(
     "-o",
@@ -87,6 +89,8 @@ def command(
     interactive: bool,
     parallelism: int,
     completions: int | None,
+    queue: str | None,
+    priority: str | None,
     dry_run: bool,
     output: str | None,
     command_line: tuple[str, ...],
@@ -110,6 +114,7 @@ def command(
     from tranche.kubernetes.jobs.manifest import (
         JobRequest,
         checked_name,
+        checked_queue,
         checked_texts,
         name_from,
         parse_environment,
@@ -117,6 +122,8 @@ def command(
         parse_volume,
     )
 
+    if priority is not None and queue is None:
+        raise UsageError("--priority needs --queue", hint="name Kueue's LocalQueue with --queue")
     suffix = "".join(secrets.choice(_LETTERS) for _ in range(5))
     wish = JobRequest(
         name=checked_name(name) if name is not None else name_from(command_line, suffix),
@@ -131,6 +138,8 @@ def command(
         interactive=interactive,
         parallelism=parallelism,
         completions=completions or parallelism,
+        queue="" if queue is None else checked_queue(queue, "--queue"),
+        priority="" if priority is None else checked_queue(priority, "--priority"),
     )
     checked_texts(wish)
     output = output or ("yaml" if dry_run else "name")
@@ -154,6 +163,7 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run:
         cards = await offered_cards(api, wish.request) if needs_cards(wish.request) else ()
         spec = claim_spec(wish.request, cards)
         await check_class(api, wish.request, spec)
+        _refuse_alternatives(wish, spec)
         _say_left_out(wish.request, spec)
         template, job = objects_of(wish, spec)
     else:
@@ -164,6 +174,14 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run:
         follow = f"attach {wish.name}" if wish.interactive else f"logs -f {wish.name}"
         hint(f"tranche job {follow} -n {namespace}; see why it waits: tranche job describe {wish.name} -n {namespace}")
     _print([each for each in (template, job) if each is not None], output)
+
+
+def _refuse_alternatives(wish: JobRequest, spec: ClaimSpec) -> None:
+    if wish.queue and "firstAvailable" in spec.devices["requests"][0]:
+        raise UsageError(
+            f"a queue cannot count {wish.request}: the claim lists alternatives, and Kueue does not admit such claims",
+            hint="ask for an amount with --gpu-memory, or for a slice with --mig-profile",
+        )
 
 
 def _say_left_out(request: Request, spec: ClaimSpec) -> None:

@@ -59,6 +59,15 @@ def test_every_label_is_ours() -> None:
         assert labels == {"tranche.dev/job": "train"}
 
 
+def test_a_queue_is_named_on_the_job_alone() -> None:
+    template, job = objects_of(wish(queue="team-a", priority="high"), claim_spec(REQUEST))
+    ours = {"tranche.dev/job": "train"}
+    queueing = {"kueue.x-k8s.io/queue-name": "team-a", "kueue.x-k8s.io/priority-class": "high"}
+    assert job["metadata"]["labels"] == ours | queueing
+    assert template["metadata"]["labels"] == job["spec"]["template"]["metadata"]["labels"] == ours
+    assert gated_job(wish(queue="team-a"))["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+
+
 @given(st.lists(st.text(alphabet="$()aB{} ", min_size=1), min_size=1))
 def test_kubernetes_expands_nothing_in_a_command(words: list[str]) -> None:
     _, job = objects_of(wish(command=tuple(words)), claim_spec(REQUEST))

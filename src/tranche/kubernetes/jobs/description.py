@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.decoding import part
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL
@@ -17,7 +18,7 @@ from tranche.kubernetes.fleet.reading import backend_in_force, read_fleet
 from tranche.kubernetes.gated.explaining import chosen_text, explain_waiting
 from tranche.kubernetes.gated.reading import read_gate_fleet
 from tranche.kubernetes.jobs.client import JobClient
-from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job_pod, in_order, job_document
+from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob, decode_job_pod, in_order, job_document
 
 _EVENTS = 5
 
@@ -47,6 +48,8 @@ async def describe_job(connection: ApiConnection, namespace: str, name: str) -> 
     """All about that job; KubernetesNotFound when there is none."""
     job = await JobClient(connection).job(namespace, name)
     reader = ClusterReader(connection)
+    if job.queue and job.status is JobStatus.SUSPENDED:
+        job = replace(job, message=await _word_of_queue(reader, job))
     path = f"/api/v1/namespaces/{namespace}/pods"
     raw = await reader.objects("the job's pods", path, labelSelector=f"{JOB_LABEL}={name}") or ()
     pods, known = in_order(map(decode_job_pod, raw)), [decode_fleet_pod(each) for each in raw]
@@ -91,6 +94,15 @@ def _holdings(pods: Sequence[JobPod], fleet: Fleet) -> Mapping[str, Sequence[Hel
             if known is not None:
                 found.setdefault(known, []).append(each)
     return found
+
+
+async def _word_of_queue(reader: ClusterReader, job: KubeJob) -> str:
+    """Why Kueue does not start the Job yet, as the condition of its Workload says."""
+    path = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{job.namespace}/workloads"
+    workloads = await reader.objects("Kueue's workloads", path, labelSelector=f"kueue.x-k8s.io/job-uid={job.uid}")
+    conditions = [each for workload in workloads or () for each in part(workload, "status").get("conditions") or ()]
+    words = [str(each.get("message") or "") for each in conditions if each.get("status") == "False"]
+    return f"it waits in Kueue's queue {job.queue}" + "".join(f": {each}" for each in words[:1])
 
 
 async def _warnings(reader: ClusterReader, namespace: str, pods: Sequence[JobPod]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from tranche.kubernetes.api.decoding import moment, part
-from tranche.kubernetes.jobs.manifest import REQUEST_ANNOTATION
+from tranche.kubernetes.jobs.manifest import QUEUE_LABEL, REQUEST_ANNOTATION
 
 
 class JobStatus(StrEnum):
@@ -30,7 +30,7 @@ class JobStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KubeJob:
-    """A Job. `request` is what `tranche submit` was asked for; `message` says why it failed."""
+    """A Job. `request` is what `tranche submit` was asked for; `message` says why it failed, or why its `queue` holds it back."""
 
     namespace: str
     name: str
@@ -44,6 +44,7 @@ class KubeJob:
     succeeded: int = 0
     failed: int = 0
     message: str = ""
+    queue: str = ""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -110,6 +111,7 @@ def decode_job(raw: Mapping[str, Any]) -> KubeJob:
         succeeded=int(status.get("succeeded") or 0),
         failed=int(status.get("failed") or 0),
         message=str(failed.get("message") or ""),
+        queue=str(part(meta, "labels").get(QUEUE_LABEL) or ""),
     )
 
 

@@ -16,7 +16,14 @@ from tranche.kubernetes.claims.annotations import annotations_of
 from tranche.kubernetes.claims.spec import REQUEST_NAME, ClaimSpec
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
 
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""The label by which Kueue holds a Job back until its queue admits it. Source: Kueue's documents, "Run A Kubernetes Job"."""
+
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+"""The label with the Job's WorkloadPriorityClass."""
+
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 _LONGEST_NAME = 52  # a pod's name adds the job's index and a random part
 
@@ -37,7 +44,10 @@ class JobMount:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A job to create: its request and what runs in the share. An empty `command` means the image's own."""
+    """A job to create: its request and what runs in the share. An empty `command` means the image's own.
+
+    `queue` is the LocalQueue of Kueue that shall admit it, and `priority` its WorkloadPriorityClass there.
+    """
 
     name: str
     namespace: str
@@ -51,6 +61,8 @@ class JobRequest:
     interactive: bool = False
     parallelism: int = 1
     completions: int = 1
+    queue: str = ""
+    priority: str = ""
 
 
 def checked_texts(wish: JobRequest) -> JobRequest:
@@ -84,6 +96,16 @@ def checked_name(name: str) -> str:
             hint=f"use at most {_LONGEST_NAME} lowercase letters, digits and '-', and begin and end with a letter or digit",
         )
     return name
+
+
+def checked_queue(text: str, option: str) -> str:
+    """The name, if a label can have it as its value; UsageError otherwise."""
+    if _LABEL_VALUE.fullmatch(text) is None:
+        raise UsageError(
+            f"{option} {text!r} is not a valid name",
+            hint="use at most 63 letters, digits, '-', '_' and '.', and begin and end with a letter or digit",
+        )
+    return text
 
 
 def name_from(command: Iterable[str], suffix: str) -> str:
@@ -163,10 +185,13 @@ def gated_job(wish: JobRequest) -> dict[str, Any]:
 
 
 def _job(wish: JobRequest, *, gated: bool) -> dict[str, Any]:
+    meta = _metadata(wish)
+    queueing = {QUEUE_LABEL: wish.queue, PRIORITY_LABEL: wish.priority}
+    meta["labels"] |= {label: name for label, name in queueing.items() if name}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {**_metadata(wish), "annotations": {REQUEST_ANNOTATION: str(wish.request)}},
+        "metadata": {**meta, "annotations": {REQUEST_ANNOTATION: str(wish.request)}},
         "spec": dict(_job_spec(wish, gated=gated)),
     }
 
