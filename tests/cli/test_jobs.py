@@ -25,6 +25,7 @@ from tranche.kubernetes.jobs.job import decode_job_pod
 
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+QUEUES = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team-a/localqueues"
 ANYTHING = ("--image", "train:1", "--", "python", "train.py")
 
 
@@ -67,6 +68,20 @@ def test_submit_creates_what_its_dry_run_prints(api: ServedApi) -> None:
     for found, wanted in zip(made, printed, strict=True):
         assert found["spec"] == wanted["spec"]
         assert found["metadata"]["labels"] == wanted["metadata"]["labels"]
+
+
+def test_a_job_is_submitted_only_to_a_queue_that_is_there(api: ServedApi) -> None:
+    words = ("submit", "--gpu-memory", "4Gi", "--name", "train", "--queue", "gpus", "--priority", "high", *ANYTHING)
+    done = tranche(api, *words, code=42)
+    assert "namespace team-a has no queue 'gpus' of Kueue\n" in done.stderr
+    assert "its queues: none\n" in done.stderr
+    api.change(lambda server: server.put(f"{QUEUES}/gpu", {"metadata": {"name": "gpu"}}))
+    assert "did you mean 'gpu'? its queues: gpu\n" in tranche(api, *words, code=42).stderr
+    assert f"{JOBS}/train" not in api.server.objects
+    api.change(lambda server: server.put(f"{QUEUES}/gpus", {"metadata": {"name": "gpus"}}))
+    tranche(api, *words)
+    labels = api.server.objects[f"{JOBS}/train"]["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "gpus"
 
 
 def _names(api: ServedApi, below: str) -> list[str]:
@@ -443,12 +458,13 @@ def test_describe_says_why_a_queue_holds_a_job_back(api: ServedApi) -> None:
     api.change(held)
     assert "status     Suspended: it waits in Kueue's queue team-a\n" in tranche(api, "job", "describe", "train").stdout
     why = "couldn't assign flavors to pod set main: insufficient unused quota for gpu.memory in flavor a100, 4Gi more needed"
-    condition = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": why}
+    unready = {"type": "PodsReady", "status": "False", "message": "Not all pods are ready or succeeded"}
+    condition = {"type": "QuotaReserved", "status": "False", "reason": "WaitingForQuota", "message": why}
 
     def counted(server: FakeApiServer) -> None:
         meta = {"labels": {"kueue.x-k8s.io/job-uid": server.objects[f"{JOBS}/train"]["metadata"]["uid"]}}
-        workloads = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team-a/workloads"
-        server.put(f"{workloads}/job-train-1", {"metadata": meta, "status": {"conditions": [condition]}})
+        workloads = QUEUES.replace("localqueues", "workloads")
+        server.put(f"{workloads}/job-train-1", {"metadata": meta, "status": {"conditions": [unready, condition]}})
         server.put(
             f"{workloads}/job-other-2", {"metadata": {}, "status": {"conditions": [{**condition, "message": ""}]}}
         )

@@ -153,7 +153,7 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run:
     from tranche.kubernetes.claims.spec import claim_spec, needs_cards
     from tranche.kubernetes.jobs.client import JobClient
     from tranche.kubernetes.jobs.manifest import gated_job, objects_of
-    from tranche.kubernetes.jobs.offers import check_class, offered_cards, share_backend
+    from tranche.kubernetes.jobs.offers import check_class, check_queue, offered_cards, share_backend
 
     wish = replace(wish, namespace=namespace)
     claim_spec(wish.request) if not needs_cards(wish.request) else None  # the impossible needs no cluster
@@ -168,6 +168,8 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run:
         template, job = objects_of(wish, spec)
     else:
         job = gated_job(wish)
+    if wish.queue:
+        await check_queue(api, namespace, wish.queue)
     if not dry_run:
         created = await client.create(template, job)
         say(f"submitted {created}: {wish.request}")

@@ -19,6 +19,7 @@ from tranche.kubernetes.gated.explaining import chosen_text, explain_waiting
 from tranche.kubernetes.gated.reading import read_gate_fleet
 from tranche.kubernetes.jobs.client import JobClient
 from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob, decode_job_pod, in_order, job_document
+from tranche.kubernetes.jobs.manifest import KUEUE
 
 _EVENTS = 5
 
@@ -98,10 +99,12 @@ def _holdings(pods: Sequence[JobPod], fleet: Fleet) -> Mapping[str, Sequence[Hel
 
 async def _word_of_queue(reader: ClusterReader, job: KubeJob) -> str:
     """Why Kueue does not start the Job yet, as the condition of its Workload says."""
-    path = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{job.namespace}/workloads"
+    path = f"{KUEUE}/namespaces/{job.namespace}/workloads"
     workloads = await reader.objects("Kueue's workloads", path, labelSelector=f"kueue.x-k8s.io/job-uid={job.uid}")
     conditions = [each for workload in workloads or () for each in part(workload, "status").get("conditions") or ()]
-    words = [str(each.get("message") or "") for each in conditions if each.get("status") == "False"]
+    words = [
+        str(each.get("message")) for each in conditions if each.get("type") == "QuotaReserved" and each.get("message")
+    ]
     return f"it waits in Kueue's queue {job.queue}" + "".join(f": {each}" for each in words[:1])
 
 

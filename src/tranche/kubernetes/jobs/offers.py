@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tranche.core.errors import ClaimsUnavailable, KubernetesForbidden, ProfileUnknown
+from tranche.core.errors import ClaimsUnavailable, KubernetesForbidden, KubernetesNotFound, ProfileUnknown
 from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request
 from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.decoding import part
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.spec import ClaimSpec, SharedGpuModel
 from tranche.kubernetes.claims.vocabulary import DeviceClassName, label_of_class, profile_of_label
 from tranche.kubernetes.fleet.devices import FleetDevice, shared_cards
 from tranche.kubernetes.fleet.reading import CLASSES, backend_in_force, handed_out, read_slices
+from tranche.kubernetes.jobs.manifest import KUEUE
 
 
 async def share_backend(api: ApiConnection) -> AllocationBackend:
@@ -79,6 +81,25 @@ async def check_class(api: ApiConnection, request: Request, spec: ClaimSpec) -> 
     raise ClaimsUnavailable(
         f"this cluster has no device class {' or '.join(sorted(names - known))}",
         hint="ask the cluster's administrator to install Tranche's chart with dra.enabled=true",
+    )
+
+
+async def check_queue(api: ApiConnection, namespace: str, queue: str) -> None:
+    """Return when the namespace has that queue of Kueue, or the caller may not look.
+
+    Raises:
+        KubernetesNotFound: it has none, so the Job would wait forever or, without Kueue, start at once.
+    """
+    reader = ClusterReader(api)
+    found = await reader.objects("Kueue's queues", f"{KUEUE}/namespaces/{namespace}/localqueues")
+    names = sorted(str(part(each, "metadata").get("name")) for each in found or ())
+    if queue in names or reader.unread:
+        return
+    raise KubernetesNotFound(
+        f"namespace {namespace} has no queue '{queue}' of Kueue",
+        hint="this cluster has no Kueue 0.19 or newer"
+        if found is None
+        else f"{did_you_mean(queue, names)}its queues: {', '.join(names) or 'none'}",
     )
 
 
