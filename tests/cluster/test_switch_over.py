@@ -84,7 +84,7 @@ def test_a_node_is_switched_over_and_back_by_the_commands_of_the_guide(
     assert not node_object(cluster, node)["spec"].get("unschedulable")
     wait_for_slices(cluster, node, gpu=24)
 
-    carry_out(commands("And back"), cluster, node, tmp_path)
+    carry_out(commands("Switch back"), cluster, node, tmp_path)
     wait_for("the operands run again", lambda: running(cluster, node, OPERATOR) == len(OPERANDS))
     assert running(cluster, node, NAMESPACE) == 0
     assert not node_object(cluster, node)["spec"].get("unschedulable")
