@@ -102,9 +102,7 @@ def _layouts(report: Report, cluster: Cluster, node: Node) -> None:
     report.section(
         "A Kubernetes node",
         f"A real kubelet runs on a simulated {node.record.machine}, and a node label selects each layout.",
-        f"Times are in seconds, as medians of {LABEL_RUNS} runs.",
-        "'NVML at work' lasts from the first call that requests a change until the last change has taken effect.",
-        "The kubelet writes its node's status once a second, so it can add up to a second to the next column.",
+        f"Times are in seconds, as medians of {LABEL_RUNS} runs. The kubelet writes its node's status once a second.",
         "For comparison, the last three columns are for `tranche layout apply`, without Kubernetes,"
         f" as medians of {COMMAND_RUNS} runs.",
     )
