@@ -79,14 +79,14 @@ def with_section(page: str, name: str, blocks: list[str]) -> str:
 
 
 def _conditions() -> str:
-    """The day, the processor as the kernel names it, the cores, and how many processes want them just before the run."""
+    """The day, the processor as the kernel names it, the cores, and their load just before the run."""
     try:
         found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         found = None
     processor = found[1].strip() if found else platform.machine()
     day, load = datetime.now().astimezone().date(), os.getloadavg()[0]
-    return f"{day}, {processor}, {os.cpu_count()} cores with a load of {load:.0f} before the run"
+    return f"{day}, {processor}, {os.cpu_count()} cores, load {load:.0f}"
 
 
 if __name__ == "__main__":

@@ -83,8 +83,7 @@ def run(report: Report) -> None:
         f"{CLAIMS} claims at once, beside NVIDIA's driver",
         f"{CLAIMS} pods, each with a claim for {_PROFILE}, arrive together on a node with eight A100-40GB GPUs and no instances.",
         f"Then the same pods arrive again and use existing instances. Finally, {SINGLE_CLAIMS} pods arrive one after another.",
-        "GPU operations take no time, so the figures show only how much time the drivers add.",
-        "A claim's time runs from the kubelet's first NodePrepareResources call to the answer.",
+        "A claim's time runs from the kubelet's first NodePrepareResources call to the answer. GPU operations take no time.",
         f"NVIDIA's driver is {pinned_version()} with the feature gate DynamicMIG, and it prepares claims one by one.",
         f"Claims' times are in milliseconds, pods' in seconds, as medians of {ROUNDS} rounds.",
     )

@@ -84,7 +84,7 @@ def run(report: Report) -> None:
         rows = [*_agent(cluster, node), *_pods(cluster, node)]
     report.section(
         "The agent and its pods",
-        f"The p4d.24xlarge is cut into {_SLICES} slices. The agent runs as a process on the node.",
+        f"The p4d.24xlarge is cut into {_SLICES} slices, and the agent is not in a pod.",
     )
     report.table(["", "Tranche", "for comparison"], rows)
 
@@ -102,9 +102,7 @@ def _layouts(report: Report, cluster: Cluster, node: Node) -> None:
     report.section(
         "A Kubernetes node",
         f"A real kubelet runs on a simulated {node.record.machine}, and a node label selects each layout.",
-        f"Times are in seconds, as medians of {LABEL_RUNS} runs.",
-        "'NVML at work' lasts from the first call that requests a change until the last change has taken effect.",
-        "The kubelet writes its node's status once a second, so it can add up to a second to the next column.",
+        f"Times are in seconds, as medians of {LABEL_RUNS} runs. The kubelet writes its node's status once a second.",
         "For comparison, the last three columns are for `tranche layout apply`, without Kubernetes,"
         f" as medians of {COMMAND_RUNS} runs.",
     )

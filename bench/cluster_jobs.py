@@ -29,11 +29,10 @@ def run(report: Report) -> None:
         whole, sliced, eight, all_at_once = _batches(cluster, node)
     report.section(
         "56 jobs on a Kubernetes node",
-        f"The {MEMBERS} [jobs from AWS's article](../guides/56-pods-on-one-p4d.md#awss-56-jobs) run on a real kubelet.",
-        "The GPUs belong to a simulated p4d.24xlarge.",
+        f"The {MEMBERS} [jobs from AWS's article](../guides/56-pods-on-one-p4d.md#awss-56-jobs) run on a real kubelet with"
+        " simulated GPUs.",
         f"Each job only sleeps, for {WHOLE_GPU_SECONDS} s on a whole GPU or for {SLICE_SECONDS:g} s on a 1g.5gb slice.",
-        "The figures therefore show only how much time Kubernetes and Tranche add.",
-        "Each cell gives the seconds from the Job's creation until its last pod has succeeded, not counting the cutting of GPUs.",
+        "Each cell gives the seconds until the last pod has succeeded, not counting the cutting of GPUs.",
     )
     alone = math.ceil(MEMBERS / GPUS) * WHOLE_GPU_SECONDS
     first, second = (whole.seconds, alone, eight.seconds), (sliced.seconds, SLICE_SECONDS, all_at_once.seconds)

@@ -60,8 +60,7 @@ def run(report: Report) -> None:
     report.section(
         f"A page of {NODES:,} nodes",
         f"The page shows a simulated cluster with {GPUS:,} GPUs, {SLICES:,} slices and {CHANGES} changes a second.",
-        f"A real server and Chromium run on one machine, for {_SECONDS:.0f} s per column.",
-        "In the last column, for comparison, the browser fetches the whole page again whenever something has changed.",
+        "For comparison, in the last column the browser fetches the whole page again whenever something has changed.",
     )
     rows: Sequence[tuple[str, str, Callable[[_Watched], float]]] = (
         ("first picture with all rows, median", " s", lambda each: median(each.first)),

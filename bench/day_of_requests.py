@@ -48,12 +48,10 @@ class Visit:
 def run(report: Report) -> None:
     report.section(
         "Requests placed at once during a day",
-        f"{_ARRIVALS:,} requests arrive at random times. A request that cannot be placed at once is lost.",
-        f"If none were lost, the requests would fill {100 * _LOAD:.0f}% of the memory.",
+        f"{_ARRIVALS:,} requests arrive at random times and would fill {100 * _LOAD:.0f}% of the memory.",
         f"Most request 1 to {max(_AMOUNTS)} GiB, and {100 - sum(_AMOUNTS.values())}% request a whole GPU.",
         f"In the rows with `hard`, {100 * _HARD:.0f}% of the requests for memory accept only hard isolation.",
-        f"Each cell gives the percentage of requests that are placed, as the mean of {len(_SEEDS)} seeds.",
-        "In the last column, Tranche chooses between slices and parts, as it does by default.",
+        f"Each cell gives the percentage of requests that are placed at once, as the mean of {len(_SEEDS)} seeds.",
     )
     machines = {"one T4": (t4(),), "one A100 40 GB": a100s(1), "eight A100 40 GB": a100s(8)}
     rows = []

@@ -20,7 +20,6 @@ from tranche.core.request import Request, parse_request
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
 from tranche.kubernetes.gated.scheduler.placer import GpuNode, place
-from tranche.planning.decide.allocate import decide
 from tranche.planning.decide.queue import WaitingRequest
 from tranche.planning.decide.recording import (
     RecordedDecision,
@@ -29,7 +28,6 @@ from tranche.planning.decide.recording import (
     decision_from_dict,
     decision_to_dict,
 )
-from tranche.planning.explain.explanation import explain
 
 SEED = 7
 MACHINES = (1, 8, 16)
@@ -38,7 +36,7 @@ GPUS_OF_A_NODE = 8
 HELD = 5
 _KINDS_OF_NODES = 5
 _COMMANDS = 9
-_REPETITIONS = 51
+_REPETITIONS = 5
 _TARGET_MS, _TARGET_RATIO = 150, 2.5
 _ASKED = parse_request(mig_profile="1g.5gb"), parse_request(mig_profile="7g.40gb")
 """A request that can start, and one that waits."""
@@ -48,17 +46,15 @@ _HELD_WEIGHTS = (70, 10, 20, 0, 0, 0)
 
 def run(report: Report) -> None:
     _commands(report)
-    _decisions(report)
     _nodes(report)
 
 
 def _commands(report: Report) -> None:
     report.section(
         "Commands and decisions",
-        f"The simulated machines have {BOARD} GPUs with MIG mode on, and GPU operations take no time.",
-        "Each `tranche run -- true` reuses the previous command's idle slice.",
-        "The baseline, in the last column, is a new Python process.",
+        f"The simulated machines have {BOARD} GPUs with MIG mode on. The baseline, in the last column, is a new Python process.",
         f"Each cell gives a new process's wall time and CPU time in milliseconds, as medians of {_COMMANDS} runs.",
+        "GPU operations take no time.",
     )
     commands = {
         "`tranche gpus -o json`": ("gpus", "-o", "json"),
@@ -90,24 +86,11 @@ def _commands(report: Report) -> None:
     )
 
 
-def _decisions(report: Report) -> None:
-    report.section(
-        "The decision alone",
-        f"Each GPU has {HELD} held slices.",
-        "Each cell gives the CPU time from the observation to the answer, in milliseconds.",
-    )
-    rows = []
-    for gpus in MACHINES:
-        view = filled(gpus, SEED)
-        rows.append([gpus, *(f"{_processor_time(partial(f, view, a)):.1f}" for f in (decide, explain) for a in _ASKED)])
-    report.table(["GPUs", "decide, startable", "waiting", "explain, startable", "waiting"], rows)
-
-
 def _nodes(report: Report) -> None:
     report.section(
         "Choosing a node and a share for a gated pod",
-        f"Each node has {GPUS_OF_A_NODE} such GPUs.",
-        "Each cell gives the controller's CPU time in milliseconds, as the median of 5 runs.",
+        f"Each node has {GPUS_OF_A_NODE} such GPUs, with {HELD} held slices each.",
+        f"Each cell gives the controller's CPU time in milliseconds, as the median of {_REPETITIONS} runs.",
     )
     machines = [filled(GPUS_OF_A_NODE, SEED + number) for number in range(_KINDS_OF_NODES)]
     rows = []
@@ -116,7 +99,7 @@ def _nodes(report: Report) -> None:
             GpuNode(FleetNode(f"node-{number:04}"), _renamed(machines[number % _KINDS_OF_NODES], number))
             for number in range(count)
         ]
-        found = [_processor_time(partial(place, [_pod(asked)], nodes), 5) for asked in _ASKED]
+        found = [_processor_time(partial(place, [_pod(asked)], nodes)) for asked in _ASKED]
         rows.append([f"{count:,}", *(f"{each:,.0f}" for each in found)])
     report.table(["nodes", "startable", "waiting"], rows)
 
@@ -154,9 +137,9 @@ def _spent(command: Sequence[str], environment: Mapping[str, str]) -> tuple[floa
     return wall, processor
 
 
-def _processor_time(work: Callable[[], object], repetitions: int = _REPETITIONS) -> float:
+def _processor_time(work: Callable[[], object]) -> float:
     times = []
-    for _ in range(repetitions):
+    for _ in range(_REPETITIONS):
         began = time.process_time()
         work()
         times.append(1000 * (time.process_time() - began))

@@ -44,8 +44,7 @@ def run(report: Report) -> None:
         "The order of devices for Kubernetes' scheduler",
         f"A simulated scheduler serves claims on {FLEET} nodes with {GPUS} A100-40GB GPUs each.",
         "It picks a random node that has room, and then the first device in the node's list that fits.",
-        f"{ARRIVALS:,} pods arrive, and the last two thirds count.",
-        "At a load of 1, they would fill every GPU if slices could move freely.",
+        "At a load of 1, the pods would fill every GPU if slices could move freely.",
         f"Each cell gives the percentage of pods that cannot be placed, as the mean of {len(SEEDS)} seeds.",
     )
     _simulated(report)
@@ -80,7 +79,6 @@ def _kept(report: Report) -> None:
     report.section(
         "Kept room for large requests",
         f"The same scheduler serves {KEPT_ARRIVALS:,} pods on {KEPT_NODES} nodes, in our order and at a load of {KEPT_LOAD:g}.",
-        "The nodes [keep room](agent.md#room-for-large-requests) for one or two large slices.",
         "Each cell gives the percentage of a profile's requests that cannot be placed.",
         "The last column gives the percentage of requested compute slices that were granted.",
     )

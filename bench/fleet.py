@@ -94,8 +94,7 @@ async def _measure(report: Report, cluster: Cluster, folder: Path) -> None:
     report.section(
         f"{NODES} agents at one API server",
         f"The agents of {NODES} nodes share one layout, and at most {BUDGET} of the nodes can change at once.",
-        f"Each node has eight simulated A100 GPUs, and each change to them takes {CUT_SECONDS:g} seconds.",
-        "The agents run in one process and use a real API server with its etcd.",
+        f"Each node has eight simulated A100 GPUs, and each change takes {CUT_SECONDS:g} seconds. The API server is real.",
     )
     report.table(["", "seconds", "requests", "per second", "in the busiest second", "per node", "watches open"], phases)
     report.verdict(f"At most {limit} nodes change at once; {changed} did.", changed <= limit)

@@ -67,8 +67,7 @@ def run(report: Report) -> None:
 def _tenants(report: Report, sites: Mapping[str, Site]) -> None:
     report.section(
         "Sharing",
-        "Tenants share a T4. Each tenant is a `tranche run` with 1 GB and a program that is always busy.",
-        "The GPU is simulated, so the table shows only that Tranche sets up the sharing, and not how fast a GPU is.",
+        "Tenants share a simulated T4. Each tenant is a `tranche run` with 1 GB and a program that is always busy.",
         "A large kernel fills the GPU, and a small kernel fills a tenth of it.",
         "Each cell gives how much of the GPU the tenants use together.",
     )

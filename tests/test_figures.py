@@ -37,7 +37,7 @@ def test_a_benchmark_rewrites_its_section_alone_and_one_that_fails_none(
     with pytest.raises(SystemExit, match=r"not measured.*: first$"):
         bench.main()
 
-    conditions = r"\d{4}-\d\d-\d\d, .+, \d+ cores with a load of \d+ before the run: `make figures BENCH=new`\."
+    conditions = r"\d{4}-\d\d-\d\d, .+, \d+ cores, load \d+: `make figures BENCH=new`\."
     section = "\n\nA note.\nAnother.\n\n| from | s |\n| --- | ---: |\n| none | 1.5 |\n\n### More\n\nGoal not met: It is fast.\n"
     assert "the machine is gone" in capsys.readouterr().err
     parts = page.read_text().split("<!-- ")

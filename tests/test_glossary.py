@@ -33,8 +33,8 @@ PLAIN_WORDS = frozenset(
 
 
 def explained_words() -> set[str]:
-    """The words of the tables' first column, one for each noun."""
-    cells = re.findall(r"^\| ([^|]+) \|", GLOSSARY, re.MULTILINE)
+    """The words in bold, one for each noun."""
+    cells = re.findall(r"^- \*\*([^*]+)\*\*", GLOSSARY, re.MULTILINE)
     return {
         word.lower() for cell in cells for word in re.findall(r"[A-Za-z-]+", cell.replace("time-slicing", "timeslice"))
     }

@@ -58,11 +58,14 @@ def test_codes_leave_the_shells_own_alone() -> None:
 
 
 def described_objects() -> dict[str, set[str]]:
-    """The objects that json.md describes, each a heading with a table of fields, one or more in a row."""
-    objects: dict[str, set[str]] = {}
-    for section in re.split(r"^##+ ", (REFERENCE / "json.md").read_text(), flags=re.MULTILINE)[1:]:
-        cells = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", section, re.MULTILINE)
-        fields = set(re.findall(r"\w+", " ".join(cells)))
+    """The objects that json.md describes: a row of its first table, or a heading with a list of fields, one or more an item."""
+    page = (REFERENCE / "json.md").read_text()
+    names = r"(`\w+`(?:, `\w+`)*)"
+    rows = re.findall(rf"^\| [^|]+ \| `(\w+)` \| {names}: ", page, re.MULTILINE)
+    objects = {kind: set(re.findall(r"\w+", fields)) for kind, fields in rows}
+    for section in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]:
+        items = re.findall(rf"^- {names}(?::|$)", section, re.MULTILINE)
+        fields = set(re.findall(r"\w+", " ".join(items)))
         if fields:
             objects[section.split("\n", 1)[0].strip()] = fields
     return objects
@@ -78,7 +81,8 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     machine.wait_in_queue("--gpus", "1", "--gpu-model", "A30")
     gpus, ps = machine.json("gpus"), machine.json("ps")
     explained = machine.json("explain", "--mig-profile", "4g.24gb")
-    startable = machine.json("explain", "--mig-profile", "2g.10gb")
+    (step,) = re.findall("^- `steps`: (.+)$", (REFERENCE / "json.md").read_text(), re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", step)) == machine.json("explain", "--mig-profile", "2g.10gb")["steps"][0].keys()
     profiles, boards = machine.json("profiles", "--gpu", "0"), machine.json("profiles", "--boards")
     checkup, events = machine.json("doctor"), machine.json("events")
     gpu = gpus["gpus"][0]
@@ -104,7 +108,6 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
         "Explanation": explained,
         "ExplainedGpu": explained["gpus"][0],
         "Remedy": explained["remedies"][0],
-        "ExplainedStep": startable["steps"][0],
         "EventList": events,
         "Event": events["events"][0],
         "Replay": replayed,
@@ -134,7 +137,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     assert described["Job"] == job_document(KubeJob("team-a", "train", JobStatus.PENDING)).keys()
     assert described["JobPod"] == pod_document(JobPod("team-a", "train-0")).keys()
     unprinted = {"Request", "Event data", "ClusterCheckup", "ClusterFinding", "Bundle", "BundledFile"}
-    unprinted |= {"Hold", "MachineJob", "JobList", "Job", "JobPod", "JobDescription"}
+    unprinted |= {"Hold", "MachineJobList", "MachineJob", "JobList", "Job", "JobPod", "JobDescription"}
     explained = pod_explanation_document(explain_pod(*everything_is_held()))
     assert described["PodExplanation"] == explained.keys()
     assert described["NodeGroup"] == explained["nodes"][0].keys()

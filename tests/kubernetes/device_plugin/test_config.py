@@ -164,14 +164,13 @@ def test_no_two_settings_share_a_name() -> None:
     assert fields <= {setting.field for setting in SETTINGS}
 
 
-def test_the_reference_page_has_every_setting_with_all_its_names() -> None:
+def test_the_reference_page_has_every_setting_of_the_file() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "device-plugin.md").read_text()
     lines = (line.replace("`", "") for line in page.splitlines() if line.startswith("| `--"))
     rows = {cells[0]: cells for line in lines if (cells := [cell.strip() for cell in line.strip("|").split("|")])}
-    for setting in SETTINGS:
-        _, variables, place, _ = rows[setting.flag]
-        assert variables.split(", ") == list(setting.environment)
-        assert place == ".".join(setting.place)
+    assert {flag: row[1] for flag, row in rows.items()} == {
+        each.flag: ".".join(each.place) for each in SETTINGS if each.place
+    }
 
 
 JSON = st.recursive(
