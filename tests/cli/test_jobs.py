@@ -448,6 +448,29 @@ def waiting_job(server: FakeApiServer) -> None:
     server.put(f"{PODS}/train-0", {"metadata": {"labels": LABELS}, "spec": spec, "status": status})
 
 
+def test_a_quota_that_refuses_the_claim_is_named_once(api: ServedApi) -> None:
+    why = "exceeded quota: gpus, requested: whole.gpu.tranche.dev.deviceclass.resource.k8s.io/devices=1, used: 1, limited: 1"
+
+    def refused(server: FakeApiServer) -> None:
+        put_job(server, status={"active": 1})
+        spec = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "train"}]}
+        meta = {"labels": LABELS, "uid": "p1"}
+        server.put(f"{PODS}/train-0", {"metadata": meta, "spec": spec, "status": {"phase": "Pending"}})
+        about = {"kind": "Pod", "name": "train-0", "uid": "p1"}
+        for number, start in enumerate(("", "", "(combined from similar events): ")):
+            tried = f'{start}create ResourceClaim : resourceclaims.resource.k8s.io "train-{number}" is forbidden: {why}'
+            event = {"involvedObject": about, "reason": "FailedResourceClaimCreation", "message": tried}
+            event |= {"type": "Warning", "lastTimestamp": f"2026-11-28T10:0{number}:00Z"}
+            server.put(f"/api/v1/namespaces/team-a/events/e{number}", event)
+
+    api.change(refused)
+    described = tranche(api, "job", "describe", "train").stdout
+    assert f"Waiting: Kubernetes cannot create its claim: {why}\n" in described
+    assert described.count("FailedResourceClaimCreation") == 1
+    assert "combined from" not in described
+    assert f"Kubernetes cannot create its claim: {why}\n" in tranche(api, "explain", "pod/train-0").stdout
+
+
 def test_describe_says_why_a_queue_holds_a_job_back(api: ServedApi) -> None:
     def held(server: FakeApiServer) -> None:
         labels = {**LABELS, "kueue.x-k8s.io/queue-name": "team-a"}

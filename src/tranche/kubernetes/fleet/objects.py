@@ -111,10 +111,10 @@ class FleetPod:
     """A pod. `claims` are the names of its existing claims, by its own names for them; `templates` likewise.
 
     `message` is the scheduler's reason for not binding it. `affinity` are terms, one of which a node has to meet, if there are
-    any. `prepared` says that its node has handed it its devices. `refusal` is the kubelet's reason for not doing so, empty
-    without one, and None where the kubelet's events may not be read. `limits` are how many it asks for of each extended resource
-    of GPUs. `by_gate` is what it asks for where a controller chooses its share, `gate_problem` why none can be chosen, and
-    `chosen` the choice as written on the pod.
+    any. `prepared` says that its node has handed it its devices. `refusal` is the kubelet's reason for not doing so, or
+    Kubernetes' for not creating its claim; empty without one, and None where events may not be read. `limits` are how many it
+    asks for of each extended resource of GPUs. `by_gate` is what it asks for where a controller chooses its share,
+    `gate_problem` why none can be chosen, and `chosen` the choice as written on the pod.
     """
 
     namespace: str

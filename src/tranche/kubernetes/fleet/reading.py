@@ -22,7 +22,9 @@ from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_claim, decod
 _GROUP = "/apis/resource.k8s.io/v1"
 CLASSES = f"{_GROUP}/deviceclasses"
 _REFUSED = "FailedPrepareDynamicResources"
+_NO_CLAIM = "FailedResourceClaimCreation"
 _OF_CLAIM = re.compile(r"NodePrepareResources failed for ResourceClaim (\S+): (.+)", re.DOTALL)
+_FORBIDDEN = re.compile(r'resourceclaims\.resource\.k8s\.io "[^"]*" is forbidden: (.+)', re.DOTALL)
 
 
 async def read_slices(reader: ClusterReader) -> tuple[FleetSlice, ...] | None:
@@ -89,7 +91,7 @@ def _uncollected() -> Iterator[None]:
 
 
 async def read_pod(connection: ApiConnection, namespace: str, name: str) -> FleetPod:
-    """That pod, with its node's reason for refusing to prepare it.
+    """That pod, with the reason why it gets no claim, or why its node refuses to prepare it.
 
     Raises:
         KubernetesNotFound: there is none.
@@ -100,21 +102,28 @@ async def read_pod(connection: ApiConnection, namespace: str, name: str) -> Flee
         raise KubernetesNotFound(
             f"pod '{name}' not found in namespace {namespace}", hint="select its namespace with -n"
         )
-    pod = decode_fleet_pod(answer.accepted())
-    if not pod.node or pod.prepared:
+    return await with_refusal(connection, decode_fleet_pod(answer.accepted()))
+
+
+async def with_refusal(connection: ApiConnection, pod: FleetPod) -> FleetPod:
+    """The pod with what the last event says of its claim or its devices."""
+    no_claim = not pod.node and pod.phase == "Pending" and bool(pod.templates.keys() - pod.claims.keys())
+    if not no_claim and (not pod.node or pod.prepared):
         return pod
     events = await ClusterReader(connection).objects(
         "events",
-        f"/api/v1/namespaces/{namespace}/events",
-        fieldSelector=f"involvedObject.uid={pod.uid},reason={_REFUSED}",
+        f"/api/v1/namespaces/{pod.namespace}/events",
+        fieldSelector=f"involvedObject.uid={pod.uid},reason={_NO_CLAIM if no_claim else _REFUSED}",
     )
     return replace(pod, refusal=None if events is None else _last_refusal(events))
 
 
 def _last_refusal(events: Sequence[Mapping[str, Any]]) -> str:
-    """The kubelet's latest refusal, without its prefix to a driver's message."""
+    """The latest refusal, without the kubelet's prefix to a driver's message, or the claim's name before a quota's."""
     last = max(events, key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""), default={})
     message = str(last.get("message") or "")
+    if found := _FORBIDDEN.search(message):
+        return found[1]
     return f"claim {found[1]}: {found[2]}" if (found := _OF_CLAIM.search(message)) else message
 
 

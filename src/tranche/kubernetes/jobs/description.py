@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ from tranche.kubernetes.claims.vocabulary import JOB_LABEL
 from tranche.kubernetes.fleet.explanation import FleetExplanation, device_text, explanation_document, given_document
 from tranche.kubernetes.fleet.fleet import Fleet, HeldDevice
 from tranche.kubernetes.fleet.objects import decode_fleet_pod
-from tranche.kubernetes.fleet.reading import backend_in_force, read_fleet
+from tranche.kubernetes.fleet.reading import backend_in_force, read_fleet, with_refusal
 from tranche.kubernetes.gated.explaining import chosen_text, explain_waiting
 from tranche.kubernetes.gated.reading import read_gate_fleet
 from tranche.kubernetes.jobs.client import JobClient
@@ -22,6 +23,7 @@ from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob, decode_job_p
 from tranche.kubernetes.jobs.manifest import KUEUE
 
 _EVENTS = 5
+_QUOTED = re.compile(r'"[^"]*"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ async def describe_job(connection: ApiConnection, namespace: str, name: str) -> 
     pods, known = in_order(map(decode_job_pod, raw)), [decode_fleet_pod(each) for each in raw]
     warnings = await _warnings(reader, namespace, pods)
     waiting = [each for each in known if not each.node and each.phase == "Pending"]
+    waiting = [await with_refusal(connection, each) for each in waiting[:1]] + waiting[1:]
     backend = await backend_in_force(connection) if waiting else AllocationBackend.NONE
     gated = [each for each in known if each.asks_at_gate]
     chosen: dict[str, tuple[str, ...]] = {}
@@ -117,9 +120,12 @@ async def _warnings(reader: ClusterReader, namespace: str, pods: Sequence[JobPod
     events = await reader.objects("events", path, fieldSelector="type=Warning,involvedObject.kind=Pod") or ()
     ours = [each for each in events if (each.get("involvedObject") or {}).get("name") in names]
     ours.sort(key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""))
-    return tuple(dict.fromkeys(map(_event_text, ours)))[-_EVENTS:]
+    # Each attempt to create a claim has a name of its own, and so an event of its own.
+    alike = {_QUOTED.sub("", text): text for text in map(_event_text, ours)}
+    return tuple(alike.values())[-_EVENTS:]
 
 
 def _event_text(event: Mapping[str, Any]) -> str:
     name = (event.get("involvedObject") or {}).get("name")
-    return f"{name}: {event.get('reason')}: {event.get('message')}"
+    message = str(event.get("message")).removeprefix("(combined from similar events): ")
+    return f"{name}: {event.get('reason')}: {message}"
