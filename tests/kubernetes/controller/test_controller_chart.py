@@ -21,6 +21,7 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.claims.annotations import DOMAIN, FOREIGN_ANNOTATIONS
 from tranche.kubernetes.claims.spec import claim_spec
+from tranche.kubernetes.claims.vocabulary import QUEUE_LABEL
 from tranche.kubernetes.controller.process import ControllerOptions
 from tranche.kubernetes.gated.left_at_gate import StrandedPodWatch
 from tranche.kubernetes.gated.scheduler.placing import PlacingClient
@@ -98,18 +99,25 @@ def test_it_runs_with_nothing_that_it_does_not_need() -> None:
     assert selector != agents
 
 
-def test_only_annotated_pods_of_namespaces_that_opt_in_are_asked_about() -> None:
-    (webhook,) = made()["MutatingWebhookConfiguration"]["webhooks"]
+@pytest.mark.parametrize(("number", "of"), [(0, "object.metadata."), (1, "object.spec.template.?metadata.")])
+def test_only_annotated_pods_and_jobs_of_namespaces_that_opt_in_are_asked_about(number: int, of: str) -> None:
+    webhook = made()["MutatingWebhookConfiguration"]["webhooks"][number]
     assert webhook["clientConfig"] == {"service": {"name": NAME, "namespace": NAMESPACE, "path": PATH, "port": 443}}
     assert webhook["namespaceSelector"]["matchLabels"] == {"tranche.dev/inject": "enabled"}
     (own,) = webhook["namespaceSelector"]["matchExpressions"]
     assert own == {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", NAMESPACE]}
     (condition,) = webhook["matchConditions"]
-    assert f"startsWith('{DOMAIN}')" in condition["expression"]
+    assert condition["expression"].startswith(f"{of}?annotations.orValue({{}}).exists(k, k.startsWith('{DOMAIN}')")
     assert all(f"'{name}'" in condition["expression"] for name in FOREIGN_ANNOTATIONS)
     assert webhook["failurePolicy"] == "Fail"
-    (lax,) = made(failurePolicy="Ignore")["MutatingWebhookConfiguration"]["webhooks"]
+    lax = made(failurePolicy="Ignore")["MutatingWebhookConfiguration"]["webhooks"][number]
     assert lax["failurePolicy"] == "Ignore"
+
+
+def test_jobs_are_asked_about_where_a_queue_counts_their_claims() -> None:
+    pods, jobs = made()["MutatingWebhookConfiguration"]["webhooks"]
+    assert [rule["resources"] for each in (pods, jobs) for rule in each["rules"]] == [["pods"], ["jobs"]]
+    assert jobs["objectSelector"] == {"matchExpressions": [{"key": QUEUE_LABEL, "operator": "Exists"}]}
 
 
 def test_the_rights_are_those_that_it_uses_and_no_more() -> None:

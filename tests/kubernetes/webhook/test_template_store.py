@@ -158,6 +158,21 @@ def test_what_nobody_needs_goes_after_an_hour_and_what_somebody_needs_stays() ->
     run(check)
 
 
+def test_a_job_that_a_queue_holds_back_keeps_its_template_for_days() -> None:
+    async def check(server: FakeApiServer, clocks: Clocks) -> None:
+        store, job = clocks.store(server), "/apis/batch/v1/namespaces/team/jobs/train"
+        await ensured(store)
+        held = {"metadata": {"labels": {TEMPLATE_LABEL: NAME}}, "spec": {"suspend": True}}
+        suspended = {"conditions": [{"type": "Suspended", "status": "True"}, {"type": "Failed", "status": "False"}]}
+        server.put(job, {**held, "status": suspended})
+        clocks.go(72 * KEPT.total_seconds())
+        assert await store.sweep() == 0
+        server.put(job, {**held, "status": {"conditions": [{"type": "Complete", "status": "True"}]}})
+        assert await store.sweep() == 1
+
+    run(check)
+
+
 def test_at_the_end_everything_goes_that_no_pod_needs_however_late_it_was_used(tmp_path: Path) -> None:
     async def check(server: FakeApiServer, clocks: Clocks) -> None:
         await ensured(clocks.store(server))

@@ -21,9 +21,10 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.annotations import _CONTAINERS, _OPTIONS
+from tranche.kubernetes.claims.vocabulary import QUEUE_LABEL
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.webhook.injection import template_name
+from tranche.kubernetes.webhook.injection import TEMPLATE_LABEL, template_name
 from tranche.kubernetes.webhook.template_store import TemplateStore
 from tranche.kubernetes.webhook.webhook import PATH, PodWebhook, gpu_model_watch
 
@@ -72,16 +73,17 @@ def answered(
     cards: Sequence[FleetDevice] | None = decode_fleet_slice(SLICE).devices,
     *,
     path: str = PATH,
+    backend: AllocationBackend = AllocationBackend.CLAIMS,
 ) -> tuple[HTTPStatus, dict[str, Any]]:
-    backend: LatestValue[AllocationBackend] = LatestValue()
-    backend.publish(AllocationBackend.CLAIMS)
+    in_force: LatestValue[AllocationBackend] = LatestValue()
+    in_force.publish(backend)
     known: LatestValue[tuple[FleetDevice, ...]] = LatestValue()
     if cards is not None:
         known.publish(tuple(cards))
     webhook = PodWebhook(
         cast(TemplateStore, templates or KeptTemplates()),
         known,
-        backend,
+        in_force,
         take_over=["kai-scheduler"],
     )
     body = question if isinstance(question, bytes) else json.dumps(question).encode()
@@ -109,6 +111,40 @@ def test_an_annotated_pod_gets_its_claim_and_the_template_is_there_before_the_an
     assert claim["resourceClaimTemplateName"].startswith("tranche-")
     assert after["spec"]["containers"] == [{"name": "main", "resources": {"claims": [{"name": "tranche"}]}}]
     assert after["spec"]["schedulerName"] == "default-scheduler"
+
+
+def job_review(annotations: dict[str, str], labels: dict[str, str]) -> dict[str, Any]:
+    template = {"metadata": {"annotations": annotations}, "spec": {"containers": [{"name": "main"}]}}
+    job = {"metadata": {"name": "train", "labels": labels}, "spec": {"suspend": True, "template": template}}
+    return review({}, kind={"kind": "Job"}, object=job)
+
+
+def test_a_job_of_a_queue_gets_the_claim_in_its_template_and_its_pods_need_no_more() -> None:
+    templates = KeptTemplates()
+    question = job_review({"tranche.dev/gpu-memory": "4Gi"}, {QUEUE_LABEL: "gpus"})
+    found = response(question, templates=templates)
+    assert templates.made == [("team", "--gpu-memory 4Gi")]
+    job = patched(question["request"]["object"], json.loads(base64.b64decode(found["patch"])))
+    name = job["metadata"]["labels"][TEMPLATE_LABEL]
+    assert job["metadata"]["labels"] == {QUEUE_LABEL: "gpus", TEMPLATE_LABEL: name}
+    pod = job["spec"]["template"]
+    assert pod["spec"]["resourceClaims"] == [{"name": "tranche", "resourceClaimTemplateName": name}]
+    assert pod["spec"]["containers"] == [{"name": "main", "resources": {"claims": [{"name": "tranche"}]}}]
+    assert response(review({}, object=pod)) == {"allowed": True}
+    assert response(review({}, kind={"kind": "Job"}, object=job)) == {"allowed": True}
+
+
+def test_a_job_without_a_queue_and_one_that_waits_at_a_gate_stay_as_they_are() -> None:
+    annotations = {"tranche.dev/gpu-memory": "4Gi"}
+    assert response(job_review(annotations, {})) == {"allowed": True}
+    assert response(job_review(annotations, {QUEUE_LABEL: "gpus"}), backend=AllocationBackend.GATES) == {
+        "allowed": True
+    }
+
+
+def test_a_job_that_asks_for_nonsense_is_refused_before_it_has_pods() -> None:
+    found = response(job_review({"tranche.dev/gpu": "nonsense"}, {QUEUE_LABEL: "gpus"}))
+    assert (found["allowed"], found["status"]["code"]) == (False, 422)
 
 
 def test_a_dry_run_gives_the_same_answer_and_writes_nothing() -> None:

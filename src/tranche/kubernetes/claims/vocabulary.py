@@ -43,6 +43,9 @@ PLACING_LABEL = "tranche.dev/placing"
 JOB_LABEL = "tranche.dev/job"
 """The label of everything that belongs to a job of `tranche submit`, the job's name as its value."""
 
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""The label by which Kueue holds a Job back until its queue admits it. Source: Kueue's documents, "Run A Kubernetes Job"."""
+
 DYNAMIC_MIG_LABEL = "node-role.kubernetes.io/runai-dynamic-mig"
 """The node label, with the value `true`, by which Run:ai's administrators have a node cut on demand."""
 

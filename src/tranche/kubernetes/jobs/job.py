@@ -9,7 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 from tranche.kubernetes.api.decoding import moment, part
-from tranche.kubernetes.jobs.manifest import QUEUE_LABEL, REQUEST_ANNOTATION
+from tranche.kubernetes.claims.vocabulary import QUEUE_LABEL
+from tranche.kubernetes.jobs.manifest import REQUEST_ANNOTATION
 
 
 class JobStatus(StrEnum):

@@ -14,13 +14,10 @@ from tranche.core.errors import UsageError
 from tranche.core.request import Request
 from tranche.kubernetes.claims.annotations import annotations_of
 from tranche.kubernetes.claims.spec import REQUEST_NAME, ClaimSpec
-from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
+from tranche.kubernetes.claims.vocabulary import JOB_LABEL, QUEUE_LABEL, SHARE_GATE, SHARE_RESOURCE
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 """Kueue's own objects: LocalQueues, and a Workload for each Job."""
-
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""The label by which Kueue holds a Job back until its queue admits it. Source: Kueue's documents, "Run A Kubernetes Job"."""
 
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 """The label with the Job's WorkloadPriorityClass."""

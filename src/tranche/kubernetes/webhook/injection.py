@@ -1,5 +1,5 @@
 """Turns a pod that asks by annotations into one that asks by a claim, or that waits for its share at a scheduling gate: a JSON
-patch, empty the second time. Pure.
+patch, empty the second time. A Job of a queue gets the claim in its template. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tranche.core.errors import UsageError
-from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.decoding import Json, part
 from tranche.kubernetes.api.objects import MIRROR_POD_ANNOTATION
 from tranche.kubernetes.claims.annotations import CONTAINER, AnnotatedRequest, pod_demand
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE, SHARE_RESOURCE
@@ -28,6 +28,7 @@ USED_ANNOTATION = "tranche.dev/last-used"
 
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _TEMPLATE_NAME = re.compile(r"tranche-[0-9a-f]{16}", re.ASCII)
+_ENDS = ("Succeeded", "Failed", "Complete")  # the phases of a pod, and the conditions of a Job
 _KINDS = ("initContainers", "containers")
 
 
@@ -88,6 +89,18 @@ def injection(
         *_container_claim(f"/spec/{kind}/{position}", container),
         *_scheduler_patch(spec, take_over),
     ]
+
+
+def job_injection(job: Json, demand: AnnotatedRequest, template: str) -> list[dict[str, Any]]:
+    """The same for the pods of a Job, in its template. Kueue reads there what it has to count, before any pod exists."""
+    inside = "/spec/template"
+    patch = injection(pod_template(job), demand, template)
+    return [*_label(job, template), *({**each, "path": inside + each["path"]} for each in patch)]
+
+
+def pod_template(job: Json) -> Json:
+    """What the Job's pods will be."""
+    return part(part(job, "spec"), "template")
 
 
 def gating(pod: Json, demand: AnnotatedRequest, take_over: Collection[str] = ()) -> list[dict[str, Any]]:
@@ -227,12 +240,16 @@ def _added(path: str, value: object) -> dict[str, Any]:
     return {"op": "add", "path": path, "value": value}
 
 
-def names_used(pods: Sequence[Json]) -> frozenset[tuple[str, str]]:
-    """Namespace and name of the templates of pods that have not ended."""
+def names_used(users: Sequence[Json]) -> frozenset[tuple[str, str]]:
+    """Namespace and name of the templates of pods and Jobs that have not ended."""
     found = set()
-    for pod in pods:
-        meta = pod.get("metadata") or {}
-        name = (meta.get("labels") or {}).get(TEMPLATE_LABEL)
-        if name and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+    for each in users:
+        meta, status = part(each, "metadata"), part(each, "status")
+        name = part(meta, "labels").get(TEMPLATE_LABEL)
+        ended = status.get("phase") in _ENDS or any(
+            condition.get("type") in _ENDS and condition.get("status") == "True"
+            for condition in status.get("conditions") or ()
+        )
+        if name and not ended:
             found.add((str(meta.get("namespace", "")), str(name)))
     return frozenset(found)

@@ -7,7 +7,7 @@ version.
 Anyone who reaches the webhook's port can send the API server's requests. So at most a hundred templates are made in a minute:
 because they go after an hour, they cannot fill the cluster.
 
-When the controller is removed for good, so are its templates that no pod needs any more.
+When the controller is removed for good, so are its templates that no pod and no Job needs any more.
 """
 
 from __future__ import annotations
@@ -108,14 +108,18 @@ class TemplateStore:
             )
 
     async def sweep(self, unused_for: timedelta = KEPT) -> int:
-        """Remove templates without a pod that were unused for so long. Returns how many."""
+        """Remove templates without a pod or a Job that were unused for so long. Returns how many."""
         removed = 0
         templates = await self._list(f"{_GROUP}/resourceclaimtemplates", "claim templates")
         unused = ((each, _unused_since(each, self._connection.now())) for each in templates)
         old = [each for each, since in unused if since is not None and since >= unused_for]
         if not old:
             return 0
-        needed = names_used(await self._list("/api/v1/pods", "pods with claim templates"))
+        users = [
+            *await self._list("/api/v1/pods", "pods with claim templates"),
+            *await self._list("/apis/batch/v1/jobs", "jobs with claim templates"),
+        ]
+        needed = names_used(users)
         for each in old:
             meta = each["metadata"]
             key = (str(meta["namespace"]), str(meta["name"]))

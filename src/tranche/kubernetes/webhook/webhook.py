@@ -1,5 +1,7 @@
 """The admission webhook: gives a pod that asks by annotations a claim, or makes it wait for its share, or says why it cannot.
 
+A Job that a queue counts gets the claim in its template.
+
 Question and answers are `admission.k8s.io/v1`.
 """
 
@@ -26,17 +28,24 @@ from tranche.core.json_text import read_json
 from tranche.core.printable import one_line, shortened
 from tranche.core.request import Request
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.decoding import Json, part
 from tranche.kubernetes.api.informer import ObjectSource
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.claims.annotations import in_annotations
 from tranche.kubernetes.claims.spec import claim_spec, needs_cards
-from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.claims.vocabulary import DRIVER, QUEUE_LABEL
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice, shared_cards
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.node_watch import ObjectWatch
 from tranche.kubernetes.serving.http_server import HttpResponse
-from tranche.kubernetes.webhook.injection import demand_of, gating, injection, template_name
+from tranche.kubernetes.webhook.injection import (
+    demand_of,
+    gating,
+    injection,
+    job_injection,
+    pod_template,
+    template_name,
+)
 from tranche.kubernetes.webhook.template_store import TemplateStore
 
 _PATH = "/apis/resource.k8s.io/v1/resourceslices"
@@ -96,18 +105,25 @@ class PodWebhook:
         return HttpResponse(HTTPStatus.OK, json.dumps(answered).encode())
 
     async def review(self, review: AdmissionRequest) -> Json:
-        """The answer about one pod."""
+        """The answer about one pod, or one Job."""
         try:
             demand = demand_of(review.pod)
             if demand is None:
                 return _allowed(review.uid)
             backend = self._backend.value if self._backend.synced else None
+            if review.job and backend is AllocationBackend.GATES:
+                return _allowed(review.uid)  # a queue counts the resource that its pods get
             if backend not in BY_CLAIMS:
                 _refuse_backend(backend)
                 return _allowed(review.uid, gating(review.pod, demand, self._take_over))
             devices = self._devices(demand.request)
             # Faults of the pod are reported before anything is written for it.
-            patch = injection(review.pod, demand, template_name(devices), self._take_over)
+            name = template_name(devices)
+            patch = (
+                job_injection(review.job, demand, name)
+                if review.job
+                else injection(review.pod, demand, name, self._take_over)
+            )
             if not review.dry_run:
                 await self._templates.ensure(review.namespace, devices, str(demand.request))
         except KubernetesUnavailable as error:
@@ -127,11 +143,12 @@ class PodWebhook:
         return claim_spec(request, shared_cards(shared, request.gpu_model)).devices
 
     def _refused(self, review: AdmissionRequest, status: HTTPStatus, error: TrancheError) -> Json:
-        meta = review.pod.get("metadata") or {}
-        pod = meta.get("name") or meta.get("generateName") or ""
+        meta = (review.job or review.pod).get("metadata") or {}
+        name = meta.get("name") or meta.get("generateName") or ""
+        kind = "job" if review.job else "pod"
         _log.info(
-            "pod refused",
-            extra={"namespace": review.namespace, "pod": pod, "reason": error.reason, "error": error.message},
+            f"{kind} refused",
+            extra={"namespace": review.namespace, kind: name, "reason": error.reason, "error": error.message},
         )
         message = f"{error.message}; {error.hint}" if error.hint else error.message
         return _refusal(review.uid, status.value, in_annotations(message))
@@ -152,16 +169,17 @@ _VERSION = "admission.k8s.io/v1"
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRequest:
-    """A pod about to be created. For a `dry_run` nothing may be written."""
+    """A pod about to be created, or the pods of a `job`. For a `dry_run` nothing may be written."""
 
     uid: str
     namespace: str
     pod: Json
     dry_run: bool = False
+    job: Json | None = None
 
 
 def _read_review(body: bytes) -> AdmissionRequest | None:
-    """The pod of the question; None for another question, which does not concern the webhook.
+    """The pod or Job of the question; None for another question, which does not concern the webhook.
 
     Raises:
         KubernetesRejected: it is no AdmissionReview of version v1.
@@ -170,7 +188,7 @@ def _read_review(body: bytes) -> AdmissionRequest | None:
         review = read_json(body)
         request = review["request"]
         version, uid = review["apiVersion"], str(request["uid"])
-        created = request["kind"]["kind"] == "Pod" and request["operation"] == "CREATE"
+        kind, created = request["kind"]["kind"], request["operation"] == "CREATE"
         pod, namespace = request.get("object"), str(request.get("namespace") or "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise KubernetesRejected("the request is not an AdmissionReview") from error
@@ -178,7 +196,10 @@ def _read_review(body: bytes) -> AdmissionRequest | None:
         raise KubernetesRejected(f"the request has version {version}, not {_VERSION}")
     if not created or not isinstance(pod, Mapping) or request.get("subResource"):
         return None
-    return AdmissionRequest(uid, namespace, pod, bool(request.get("dryRun")))
+    dry_run = bool(request.get("dryRun"))
+    if kind == "Job" and QUEUE_LABEL in part(part(pod, "metadata"), "labels"):
+        return AdmissionRequest(uid, namespace, pod_template(pod), dry_run, job=pod)
+    return AdmissionRequest(uid, namespace, pod, dry_run) if kind == "Pod" else None
 
 
 def _allowed(uid: str, patch: Sequence[Mapping[str, Any]] = ()) -> Json:
