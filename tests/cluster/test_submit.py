@@ -16,6 +16,7 @@ from cluster.waiting import wait_for
 from release.chart import render
 
 from tests.machines import TRANCHE
+from tranche.kubernetes.claims.vocabulary import DeviceClassName
 
 pytestmark = pytest.mark.cluster
 
@@ -91,6 +92,22 @@ def test_what_a_dry_run_prints_can_be_applied_and_deleted(
     assert "train" in researcher.tranche("job", "list", *where).stdout
     researcher.tranche("job", "delete", "train", *where)
     wait_for("all of it is gone", lambda: not researcher.left())
+
+
+def test_a_quota_of_a_device_class_says_why_a_pod_waits(
+    cluster: Cluster, classes: None, researcher: Researcher
+) -> None:
+    namespace, where = researcher.namespace, ("-n", researcher.namespace)
+    hard = {f"{DeviceClassName.WHOLE}.deviceclass.resource.k8s.io/devices": "0"}
+    meta = {"name": "gpus", "namespace": namespace}
+    cluster.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": meta, "spec": {"hard": hard}})
+    wait_for(
+        "the quota is counted", lambda: "used" in cluster.kubectl("get", "quota", "gpus", "-n", namespace, "-oyaml")
+    )
+    researcher.tranche("submit", "--gpus", "1", *where, *JOB)
+    why = "Waiting: Kubernetes cannot create its claim: exceeded quota: gpus"
+    wait_for("it is said", lambda: why in researcher.tranche("job", "describe", "train", *where).stdout)
+    researcher.tranche("job", "delete", "train", *where)
 
 
 def test_what_may_not_be_made_leaves_nothing(cluster: Cluster, classes: None, researcher: Researcher) -> None:
