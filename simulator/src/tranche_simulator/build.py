@@ -39,7 +39,7 @@ def ensure_built(cache: Path | None = None) -> BuiltSimulator:
     root = (cache or cache_directory()) / "simulator"
     target = root / _fingerprint()
     built = layout(target)
-    if not built.nvidia_smi.exists():
+    if not os.path.exists(built.nvidia_smi):  # also where this user may not look
         # Imported only for compiling: this function runs at the start of every command.
         from tranche_simulator.compiling import build_into
 

@@ -111,7 +111,7 @@ def _refuse_own(verb: str, name: str, *of_cluster: object) -> None:
 def _cluster_is_known() -> bool:
     """Whether the environment or the home names a cluster."""
     named = os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST")
-    return bool(named) or (Path.home() / ".kube" / "config").exists()
+    return bool(named) or os.access(Path.home() / ".kube" / "config", os.R_OK)
 
 
 @command.command("list")

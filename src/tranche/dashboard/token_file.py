@@ -13,6 +13,7 @@ from pathlib import Path
 from tranche.core.errors import PermissionDenied
 
 _BYTES = 32
+_ELSEWHERE = "set XDG_STATE_HOME to put it into another folder"
 _OURS = re.compile(rb"[A-Za-z0-9_-]{43}\n?")
 """What `token_urlsafe` makes of so many bytes. It needs no escaping in an address."""
 
@@ -39,13 +40,14 @@ def read_token(path: Path) -> str:
         pass
     except OSError as error:
         why = "it is a link" if error.errno == errno.ELOOP else error.strerror
-        raise PermissionDenied(f"the token file {path} cannot be read: {why}", hint=_another(path)) from error
+        hint = _ELSEWHERE if isinstance(error, PermissionError) else _another(path)
+        raise PermissionDenied(f"the token file {path} cannot be read: {why}", hint=hint) from error
     try:
         return _made(path)
     except OSError as error:
         raise PermissionDenied(
             f"the token file {path} cannot be written: {error.strerror}",
-            hint="set XDG_STATE_HOME to put it into another folder",
+            hint=_ELSEWHERE,
         ) from error
 
 

@@ -68,7 +68,7 @@ def find_api_server(
     if kubeconfig:
         return _from_files([Path(kubeconfig)], by_person)
     if listed := [Path(each) for each in environ.get("KUBECONFIG", "").split(os.pathsep) if each]:
-        return _from_files([each for each in listed if each.exists()] or listed[:1], by_person)
+        return _from_files([each for each in listed if not _is_missing(each)] or listed[:1], by_person)
     if environ.get("KUBERNETES_SERVICE_HOST") and service_account.is_dir():
         return _in_cluster(environ, service_account)
     raise KubeconfigInvalid(
@@ -84,9 +84,20 @@ def caller_api_server(kubeconfig: str | None, environ: Mapping[str, str], home: 
         KubeconfigInvalid: there is none of them, or one cannot be used.
     """
     own = home / ".kube" / "config"
-    if not kubeconfig and not environ.get("KUBECONFIG", "").strip(os.pathsep) and own.is_file():
+    if not kubeconfig and not environ.get("KUBECONFIG", "").strip(os.pathsep) and not _is_missing(own):
         kubeconfig = str(own)
     return find_api_server(kubeconfig, environ, by_person=True)
+
+
+def _is_missing(path: Path) -> bool:
+    """Whether there is no such file. One that this user may not look for counts as there, so that reading it says why."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _in_cluster(environ: Mapping[str, str], service_account: Path) -> ApiServer:
@@ -146,7 +157,8 @@ def _text(path: Path, what: str) -> str:
     except UnicodeDecodeError as error:
         raise KubeconfigInvalid(f"cannot read the {what} {path}: it is not UTF-8 text") from error
     except (OSError, ValueError) as error:
-        raise KubeconfigInvalid(f"cannot read the {what} {path}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise KubeconfigInvalid(f"cannot read the {what} {path}: {why}") from error
 
 
 def _read(path: Path) -> Mapping[str, Any]:
