@@ -7,6 +7,7 @@ import os
 import re
 import sqlite3
 import subprocess
+from pathlib import Path
 
 import click
 import pytest
@@ -39,6 +40,15 @@ def test_the_grace_of_a_release_has_a_unit(machine: TestMachine) -> None:
     (held,) = machine.json("ps")["allocations"]
     done = machine.tranche("release", held["id"], "--terminate", "--grace", "20ms")
     assert f"after SIGKILL to pid {workload.pid}" in done.stderr
+
+
+def test_a_sweep_by_xargs(machine: TestMachine, tmp_path: Path) -> None:
+    (tmp_path / "rates.txt").write_text("0.1\n0.01\n0.001\n")
+    sweep = ["xargs", "-a", "rates.txt", "-P", "2", "-I", "{}", *TRANCHE, "run", "--gpu-memory", "10G", "-q", "--"]
+    script = "echo $CUDA_VISIBLE_DEVICES > {}; case {} in 0.01) exit 1;; esac"
+    done = subprocess.run([*sweep, "sh", "-c", script], cwd=tmp_path, env=machine.environment, check=False)
+    assert done.returncode == 123  # xargs: a command failed, and the others ran
+    assert all((tmp_path / rate).read_text().strip() for rate in ("0.1", "0.01", "0.001"))
 
 
 def test_half_a_gpu_in_percent(machine: TestMachine) -> None:
