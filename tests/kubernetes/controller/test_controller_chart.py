@@ -115,9 +115,16 @@ def test_only_annotated_pods_and_jobs_of_namespaces_that_opt_in_are_asked_about(
 
 
 def test_jobs_are_asked_about_where_a_queue_counts_their_claims() -> None:
-    pods, jobs = made()["MutatingWebhookConfiguration"]["webhooks"]
-    assert [rule["resources"] for each in (pods, jobs) for rule in each["rules"]] == [["pods"], ["jobs"]]
-    assert jobs["objectSelector"] == {"matchExpressions": [{"key": QUEUE_LABEL, "operator": "Exists"}]}
+    _, *queued = made()["MutatingWebhookConfiguration"]["webhooks"]
+    resources = [each for webhook in queued for rule in webhook["rules"] for each in rule["resources"]]
+    assert list(dict.fromkeys(resources)) == ["jobs", "jobsets", "pytorchjobs", "rayjobs"]
+    for webhook in queued:
+        (rule,) = webhook["rules"]
+        changed = webhook["name"].startswith("changed-")
+        assert (rule["operations"], webhook["failurePolicy"]) == (
+            (["UPDATE"], "Ignore") if changed else (["CREATE"], "Fail")
+        )
+        assert webhook["objectSelector"] == {"matchExpressions": [{"key": QUEUE_LABEL, "operator": "Exists"}]}
 
 
 def test_the_rights_are_those_that_it_uses_and_no_more() -> None:

@@ -158,16 +158,21 @@ def test_what_nobody_needs_goes_after_an_hour_and_what_somebody_needs_stays() ->
     run(check)
 
 
-def test_a_job_that_a_queue_holds_back_keeps_its_template_for_days() -> None:
+def test_what_waits_in_a_queue_keeps_its_template_for_days() -> None:
     async def check(server: FakeApiServer, clocks: Clocks) -> None:
-        store, job = clocks.store(server), "/apis/batch/v1/namespaces/team/jobs/train"
+        store, workload = clocks.store(server), "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/workloads/job-train"
         await ensured(store)
-        held = {"metadata": {"labels": {TEMPLATE_LABEL: NAME}}, "spec": {"suspend": True}}
-        suspended = {"conditions": [{"type": "Suspended", "status": "True"}, {"type": "Failed", "status": "False"}]}
-        server.put(job, {**held, "status": suspended})
+        claims = [{"name": "own", "resourceClaimName": "a"}, {"name": "tranche", "resourceClaimTemplateName": NAME}]
+        spec = {"podSets": [{"name": "main"}, {"name": "worker", "template": {"spec": {"resourceClaims": claims}}}]}
+        waits = {"conditions": [{"type": "QuotaReserved", "status": "False"}, {"type": "Finished", "status": "False"}]}
+        server.put(workload, {"spec": spec, "status": waits})
         clocks.go(72 * KEPT.total_seconds())
         assert await store.sweep() == 0
-        server.put(job, {**held, "status": {"conditions": [{"type": "Complete", "status": "True"}]}})
+        server.put(workload, {"spec": spec, "status": {"conditions": [{"type": "Finished", "status": "True"}]}})
+        server.refusals["GET", "/workloads"] = (403, {"message": "you may not"})
+        with pytest.raises(KubernetesForbidden):  # what may wait is unknown, and so nothing is removed
+            await store.sweep()
+        server.refusals["GET", "/workloads"] = (404, {"message": "no such kind"})
         assert await store.sweep() == 1
 
     run(check)
@@ -207,8 +212,8 @@ def test_a_use_between_a_look_and_a_removal_keeps_it() -> None:
         clocks.go(2 * KEPT.total_seconds())
         listed = one._list
 
-        async def list_and_then_a_use(path: str, what: str) -> Any:
-            found = await listed(path, what)
+        async def list_and_then_a_use(path: str, what: str, **query: str) -> Any:
+            found = await listed(path, what, **query)
             if "templates" in path:
                 await ensured(two)
             return found

@@ -125,13 +125,74 @@ def test_a_job_of_a_queue_gets_the_claim_in_its_template_and_its_pods_need_no_mo
     found = response(question, templates=templates)
     assert templates.made == [("team", "--gpu-memory 4Gi")]
     job = patched(question["request"]["object"], json.loads(base64.b64decode(found["patch"])))
-    name = job["metadata"]["labels"][TEMPLATE_LABEL]
-    assert job["metadata"]["labels"] == {QUEUE_LABEL: "gpus", TEMPLATE_LABEL: name}
     pod = job["spec"]["template"]
+    name = pod["metadata"]["labels"][TEMPLATE_LABEL]
     assert pod["spec"]["resourceClaims"] == [{"name": "tranche", "resourceClaimTemplateName": name}]
     assert pod["spec"]["containers"] == [{"name": "main", "resources": {"claims": [{"name": "tranche"}]}}]
     assert response(review({}, object=pod)) == {"allowed": True}
     assert response(review({}, kind={"kind": "Job"}, object=job)) == {"allowed": True}
+
+
+def template(annotations: dict[str, str]) -> dict[str, Any]:
+    return {"metadata": {"annotations": annotations}, "spec": {"containers": [{"name": "main"}]}}
+
+
+SMALL, LARGE, NONE = (
+    template(each) for each in ({"tranche.dev/gpu-memory": "4Gi"}, {"tranche.dev/gpus": "1"}, {"example.com/a": "b"})
+)
+SPECS: dict[str, dict[str, Any]] = {
+    "JobSet": {"replicatedJobs": [{"template": {"spec": {"template": each}}} for each in (NONE, SMALL, LARGE)]},
+    "PyTorchJob": {"pytorchReplicaSpecs": {"Master": {"template": SMALL}, "Worker/a~": {"template": LARGE}}},
+    "RayJob": {"rayClusterSpec": {"headGroupSpec": {"template": SMALL}, "workerGroupSpecs": [{"template": LARGE}]}},
+}
+
+
+def claims_of(found: Any) -> list[str]:
+    """The templates of all claims in it, in order."""
+    if isinstance(found, list):
+        return [each for inside in found for each in claims_of(inside)]
+    if not isinstance(found, dict):
+        return []
+    own = [found["resourceClaimTemplateName"]] if "resourceClaimTemplateName" in found else []
+    return own + [each for inside in found.values() for each in claims_of(inside)]
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_each_pod_template_of_what_a_queue_counts_gets_its_own_claim(kind: str) -> None:
+    templates = KeptTemplates()
+    raw = {"metadata": {"generateName": "train-", "labels": {QUEUE_LABEL: "gpus"}}, "spec": SPECS[kind]}
+    question = review({}, kind={"kind": kind}, object=raw)
+    found = response(question, templates=templates)
+    assert templates.made == [("team", "--gpu-memory 4Gi"), ("team", "--gpus 1")]
+    after = patched(raw, json.loads(base64.b64decode(found["patch"])))
+    assert len(set(claims_of(after))) == len(claims_of(after)) == 2
+    assert response(review({}, kind={"kind": kind}, object=after)) == {"allowed": True}
+
+
+def test_a_manifest_that_is_applied_again_keeps_the_claims_of_the_templates_that_had_them() -> None:
+    question = job_review({"tranche.dev/gpu-memory": "4Gi"}, {QUEUE_LABEL: "gpus"})
+    manifest = question["request"]["object"]
+    created = patched(manifest, json.loads(base64.b64decode(response(question)["patch"])))
+    again = review({}, kind={"kind": "Job"}, operation="UPDATE", object=manifest, oldObject=created)
+    assert patched(manifest, json.loads(base64.b64decode(response(again)["patch"]))) == created
+    # The template of a Job that has pods cannot change: a Job from before the namespace opted in must stay as it is.
+    older = review({}, kind={"kind": "Job"}, operation="UPDATE", object=manifest, oldObject=manifest)
+    assert response(older) == {"allowed": True}
+    assert response(review({"tranche.dev/gpu-memory": "4Gi"}, operation="UPDATE")) == {"allowed": True}
+
+
+@pytest.mark.parametrize("spec", [{}, {"replicatedJobs": 3}, {"replicatedJobs": [7, {"template": []}]}, 5])
+def test_an_object_of_another_shape_is_let_in_as_it_is(spec: Any) -> None:
+    raw = {"metadata": {"labels": {QUEUE_LABEL: "gpus"}}, "spec": spec}
+    assert response(review({}, kind={"kind": "JobSet"}, object=raw)) == {"allowed": True}
+
+
+def test_nothing_is_written_when_one_of_several_templates_is_refused() -> None:
+    templates = KeptTemplates()
+    jobs = [{"template": {"spec": {"template": each}}} for each in (SMALL, template({"tranche.dev/gpu": "nonsense"}))]
+    raw = {"metadata": {"labels": {QUEUE_LABEL: "gpus"}}, "spec": {"replicatedJobs": jobs}}
+    assert not response(review({}, kind={"kind": "JobSet"}, object=raw), templates=templates)["allowed"]
+    assert templates.made == []
 
 
 def test_a_job_without_a_queue_and_one_that_waits_at_a_gate_stay_as_they_are() -> None:

@@ -43,6 +43,9 @@ PLACING_LABEL = "tranche.dev/placing"
 JOB_LABEL = "tranche.dev/job"
 """The label of everything that belongs to a job of `tranche submit`, the job's name as its value."""
 
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+"""Kueue's own objects: LocalQueues, and a Workload for each Job and what else waits in a queue."""
+
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """The label by which Kueue holds a Job back until its queue admits it. Source: Kueue's documents, "Run A Kubernetes Job"."""
 

@@ -11,7 +11,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import part
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
-from tranche.kubernetes.claims.vocabulary import JOB_LABEL
+from tranche.kubernetes.claims.vocabulary import JOB_LABEL, KUEUE
 from tranche.kubernetes.fleet.explanation import FleetExplanation, device_text, explanation_document, given_document
 from tranche.kubernetes.fleet.fleet import Fleet, HeldDevice
 from tranche.kubernetes.fleet.objects import decode_fleet_pod
@@ -20,7 +20,6 @@ from tranche.kubernetes.gated.explaining import chosen_text, explain_waiting
 from tranche.kubernetes.gated.reading import read_gate_fleet
 from tranche.kubernetes.jobs.client import JobClient
 from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob, decode_job_pod, in_order, job_document
-from tranche.kubernetes.jobs.manifest import KUEUE
 
 _EVENTS = 5
 _QUOTED = re.compile(r'"[^"]*"')

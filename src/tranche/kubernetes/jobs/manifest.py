@@ -16,9 +16,6 @@ from tranche.kubernetes.claims.annotations import annotations_of
 from tranche.kubernetes.claims.spec import REQUEST_NAME, ClaimSpec
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL, QUEUE_LABEL, SHARE_GATE, SHARE_RESOURCE
 
-KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
-"""Kueue's own objects: LocalQueues, and a Workload for each Job."""
-
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 """The label with the Job's WorkloadPriorityClass."""
 

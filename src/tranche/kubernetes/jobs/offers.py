@@ -13,10 +13,9 @@ from tranche.kubernetes.api.decoding import part
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.spec import ClaimSpec, SharedGpuModel
-from tranche.kubernetes.claims.vocabulary import DeviceClassName, label_of_class, profile_of_label
+from tranche.kubernetes.claims.vocabulary import KUEUE, DeviceClassName, label_of_class, profile_of_label
 from tranche.kubernetes.fleet.devices import FleetDevice, shared_cards
 from tranche.kubernetes.fleet.reading import CLASSES, backend_in_force, handed_out, read_slices
-from tranche.kubernetes.jobs.manifest import KUEUE
 
 
 async def share_backend(api: ApiConnection) -> AllocationBackend:

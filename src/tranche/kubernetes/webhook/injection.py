@@ -1,5 +1,5 @@
 """Turns a pod that asks by annotations into one that asks by a claim, or that waits for its share at a scheduling gate: a JSON
-patch, empty the second time. A Job of a queue gets the claim in its template. Pure.
+patch, empty the second time. What a queue counts before it has pods gets the claim in its pod templates. Pure.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tranche.core.errors import UsageError
@@ -28,7 +28,15 @@ USED_ANNOTATION = "tranche.dev/last-used"
 
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _TEMPLATE_NAME = re.compile(r"tranche-[0-9a-f]{16}", re.ASCII)
-_ENDS = ("Succeeded", "Failed", "Complete")  # the phases of a pod, and the conditions of a Job
+_TEMPLATES: Mapping[str, tuple[str, ...]] = {
+    "Job": ("template",),
+    "JobSet": ("replicatedJobs/*/template/spec/template",),
+    "PyTorchJob": ("pytorchReplicaSpecs/*/template",),
+    "RayJob": ("rayClusterSpec/headGroupSpec/template", "rayClusterSpec/workerGroupSpecs/*/template"),
+}
+"""Below `spec`, where such an object has its pod templates. Sources: batch/v1, and the API types of JobSet v1alpha2, Kubeflow's
+training operator v1 and KubeRay v1.
+"""
 _KINDS = ("initContainers", "containers")
 
 
@@ -89,18 +97,6 @@ def injection(
         *_container_claim(f"/spec/{kind}/{position}", container),
         *_scheduler_patch(spec, take_over),
     ]
-
-
-def job_injection(job: Json, demand: AnnotatedRequest, template: str) -> list[dict[str, Any]]:
-    """The same for the pods of a Job, in its template. Kueue reads there what it has to count, before any pod exists."""
-    inside = "/spec/template"
-    patch = injection(pod_template(job), demand, template)
-    return [*_label(job, template), *({**each, "path": inside + each["path"]} for each in patch)]
-
-
-def pod_template(job: Json) -> Json:
-    """What the Job's pods will be."""
-    return part(part(job, "spec"), "template")
 
 
 def gating(pod: Json, demand: AnnotatedRequest, take_over: Collection[str] = ()) -> list[dict[str, Any]]:
@@ -240,16 +236,51 @@ def _added(path: str, value: object) -> dict[str, Any]:
     return {"op": "add", "path": path, "value": value}
 
 
-def names_used(users: Sequence[Json]) -> frozenset[tuple[str, str]]:
-    """Namespace and name of the templates of pods and Jobs that have not ended."""
+def pod_templates(kind: str, raw: Json) -> Iterator[tuple[str, Json]]:
+    """The pod templates of a Job, or of what makes Jobs or pods, each with its path in the object."""
+    for way in _TEMPLATES.get(kind, ()):
+        yield from _below(part(raw, "spec"), way.split("/"), "/spec")
+
+
+def has_claim(pod: Json) -> bool:
+    """Whether an earlier answer gave the pod its claim."""
+    claims = part(pod, "spec").get("resourceClaims") or ()
+    return any(_TEMPLATE_NAME.fullmatch(str(claim.get("resourceClaimTemplateName") or "")) for claim in claims)
+
+
+def _below(raw: Any, way: Sequence[str], path: str) -> Iterator[tuple[str, Json]]:
+    if not way:
+        if isinstance(raw, Mapping):
+            yield path, raw
+        return
+    key, *rest = way
+    found: list[tuple[str, Any]] = []
+    if key != "*":
+        found = [(key, raw[key])] if isinstance(raw, Mapping) and key in raw else []
+    elif isinstance(raw, Mapping):
+        found = [(str(name).replace("~", "~0").replace("/", "~1"), each) for name, each in raw.items()]
+    elif isinstance(raw, list):
+        found = [(str(number), each) for number, each in enumerate(raw)]
+    for name, each in found:
+        yield from _below(each, rest, f"{path}/{name}")
+
+
+def names_used(pods: Sequence[Json], workloads: Sequence[Json] = ()) -> frozenset[tuple[str, str]]:
+    """Namespace and name of the templates of pods that have not ended, and of what waits in Kueue's queues."""
     found = set()
-    for each in users:
-        meta, status = part(each, "metadata"), part(each, "status")
-        name = part(meta, "labels").get(TEMPLATE_LABEL)
-        ended = status.get("phase") in _ENDS or any(
-            condition.get("type") in _ENDS and condition.get("status") == "True"
-            for condition in status.get("conditions") or ()
-        )
-        if name and not ended:
-            found.add((str(meta.get("namespace", "")), str(name)))
+    for pod in pods:
+        name = part(part(pod, "metadata"), "labels").get(TEMPLATE_LABEL)
+        if name and part(pod, "status").get("phase") not in ("Succeeded", "Failed"):
+            found.add((_namespace(pod), str(name)))
+    for each in workloads:
+        conditions = part(each, "status").get("conditions") or ()
+        if any(condition.get("type") == "Finished" and condition.get("status") == "True" for condition in conditions):
+            continue
+        for pod_set in part(each, "spec").get("podSets") or ():
+            claims = part(part(pod_set, "template"), "spec").get("resourceClaims") or ()
+            found |= {(_namespace(each), str(claim.get("resourceClaimTemplateName"))) for claim in claims}
     return frozenset(found)
+
+
+def _namespace(raw: Json) -> str:
+    return str(part(raw, "metadata").get("namespace") or "")

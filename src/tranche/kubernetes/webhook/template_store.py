@@ -7,7 +7,7 @@ version.
 Anyone who reaches the webhook's port can send the API server's requests. So at most a hundred templates are made in a minute:
 because they go after an hour, they cannot fill the cluster.
 
-When the controller is removed for good, so are its templates that no pod and no Job needs any more.
+When the controller is removed for good, so are its templates that nothing needs any more.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json, timestamp
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.reader import listed
+from tranche.kubernetes.claims.vocabulary import KUEUE
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.webhook.injection import (
     TEMPLATE_LABEL,
@@ -108,18 +109,16 @@ class TemplateStore:
             )
 
     async def sweep(self, unused_for: timedelta = KEPT) -> int:
-        """Remove templates without a pod or a Job that were unused for so long. Returns how many."""
+        """Remove templates that were unused for so long. Returns how many."""
         removed = 0
-        templates = await self._list(f"{_GROUP}/resourceclaimtemplates", "claim templates")
+        path = f"{_GROUP}/resourceclaimtemplates"
+        templates = await self._list(path, "claim templates", labelSelector=TEMPLATE_LABEL)
         unused = ((each, _unused_since(each, self._connection.now())) for each in templates)
         old = [each for each, since in unused if since is not None and since >= unused_for]
         if not old:
             return 0
-        users = [
-            *await self._list("/api/v1/pods", "pods with claim templates"),
-            *await self._list("/apis/batch/v1/jobs", "jobs with claim templates"),
-        ]
-        needed = names_used(users)
+        pods = await self._list("/api/v1/pods", "pods with claim templates", labelSelector=TEMPLATE_LABEL)
+        needed = names_used(pods, await self._workloads())
         for each in old:
             meta = each["metadata"]
             key = (str(meta["namespace"]), str(meta["name"]))
@@ -137,8 +136,15 @@ class TemplateStore:
         _log.info("deleted a claim template", extra={"namespace": namespace, "template": name})
         return True
 
-    async def _list(self, path: str, what: str) -> list[Json]:
-        return [each async for each in listed(self._connection, what, path, labelSelector=TEMPLATE_LABEL)]
+    async def _workloads(self) -> list[Json]:
+        """Kueue's, of everything that may wait in a queue for days before it has pods; none without Kueue."""
+        try:
+            return await self._list(f"{KUEUE}/workloads", "Kueue's workloads")
+        except KubernetesNotFound:
+            return []
+
+    async def _list(self, path: str, what: str, **query: str) -> list[Json]:
+        return [each async for each in listed(self._connection, what, path, **query)]
 
 
 def _unused_since(template: Json, now: datetime) -> timedelta | None:

@@ -1,6 +1,6 @@
 """The admission webhook: gives a pod that asks by annotations a claim, or makes it wait for its share, or says why it cannot.
 
-A Job that a queue counts gets the claim in its template.
+What a queue counts before it has pods, such as a Job, gets the claim in its pod templates.
 
 Question and answers are `admission.k8s.io/v1`.
 """
@@ -38,14 +38,7 @@ from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice, sh
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.node_watch import ObjectWatch
 from tranche.kubernetes.serving.http_server import HttpResponse
-from tranche.kubernetes.webhook.injection import (
-    demand_of,
-    gating,
-    injection,
-    job_injection,
-    pod_template,
-    template_name,
-)
+from tranche.kubernetes.webhook.injection import demand_of, gating, has_claim, injection, pod_templates, template_name
 from tranche.kubernetes.webhook.template_store import TemplateStore
 
 _PATH = "/apis/resource.k8s.io/v1/resourceslices"
@@ -105,27 +98,28 @@ class PodWebhook:
         return HttpResponse(HTTPStatus.OK, json.dumps(answered).encode())
 
     async def review(self, review: AdmissionRequest) -> Json:
-        """The answer about one pod, or one Job."""
+        """The answer about one pod, or about pod templates."""
+        patch: list[dict[str, Any]] = []
+        needed: list[tuple[Mapping[str, Any], str]] = []
         try:
-            demand = demand_of(review.pod)
-            if demand is None:
-                return _allowed(review.uid)
+            demands = [(path, pod, demand) for path, pod in review.pods if (demand := demand_of(pod)) is not None]
             backend = self._backend.value if self._backend.synced else None
-            if review.job and backend is AllocationBackend.GATES:
-                return _allowed(review.uid)  # a queue counts the resource that its pods get
+            # Without claims, a queue counts the resource that the pods get.
+            if not demands or (backend is AllocationBackend.GATES and review.kind != "Pod"):
+                return _allowed(review.uid)
             if backend not in BY_CLAIMS:
                 _refuse_backend(backend)
-                return _allowed(review.uid, gating(review.pod, demand, self._take_over))
-            devices = self._devices(demand.request)
-            # Faults of the pod are reported before anything is written for it.
-            name = template_name(devices)
-            patch = (
-                job_injection(review.job, demand, name)
-                if review.job
-                else injection(review.pod, demand, name, self._take_over)
-            )
-            if not review.dry_run:
-                await self._templates.ensure(review.namespace, devices, str(demand.request))
+            for path, pod, demand in demands:
+                if backend in BY_CLAIMS:
+                    devices = self._devices(demand.request)
+                    needed.append((devices, str(demand.request)))
+                    changes = injection(pod, demand, template_name(devices), self._take_over)
+                else:
+                    changes = gating(pod, demand, self._take_over)
+                patch += [{**each, "path": path + each["path"]} for each in changes]
+            # Faults of a pod are reported before anything is written for it.
+            for devices, request in needed if not review.dry_run else ():
+                await self._templates.ensure(review.namespace, devices, request)
         except KubernetesUnavailable as error:
             return self._refused(review, HTTPStatus.SERVICE_UNAVAILABLE, error)
         except (KubernetesForbidden, KubernetesNotFound, KubernetesRejected) as error:
@@ -143,12 +137,10 @@ class PodWebhook:
         return claim_spec(request, shared_cards(shared, request.gpu_model)).devices
 
     def _refused(self, review: AdmissionRequest, status: HTTPStatus, error: TrancheError) -> Json:
-        meta = (review.job or review.pod).get("metadata") or {}
-        name = meta.get("name") or meta.get("generateName") or ""
-        kind = "job" if review.job else "pod"
+        kind = review.kind.lower()
         _log.info(
             f"{kind} refused",
-            extra={"namespace": review.namespace, kind: name, "reason": error.reason, "error": error.message},
+            extra={"namespace": review.namespace, kind: review.name, "reason": error.reason, "error": error.message},
         )
         message = f"{error.message}; {error.hint}" if error.hint else error.message
         return _refusal(review.uid, status.value, in_annotations(message))
@@ -169,17 +161,21 @@ _VERSION = "admission.k8s.io/v1"
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRequest:
-    """A pod about to be created, or the pods of a `job`. For a `dry_run` nothing may be written."""
+    """A pod about to be created, or an object with pod templates, new or changed: `pods`, each with its path in the object.
+
+    For a `dry_run` nothing may be written.
+    """
 
     uid: str
     namespace: str
-    pod: Json
+    kind: str
+    name: str
+    pods: tuple[tuple[str, Json], ...]
     dry_run: bool = False
-    job: Json | None = None
 
 
 def _read_review(body: bytes) -> AdmissionRequest | None:
-    """The pod or Job of the question; None for another question, which does not concern the webhook.
+    """The pod or pod templates of the question; None for another question, which does not concern the webhook.
 
     Raises:
         KubernetesRejected: it is no AdmissionReview of version v1.
@@ -188,18 +184,27 @@ def _read_review(body: bytes) -> AdmissionRequest | None:
         review = read_json(body)
         request = review["request"]
         version, uid = review["apiVersion"], str(request["uid"])
-        kind, created = request["kind"]["kind"], request["operation"] == "CREATE"
-        pod, namespace = request.get("object"), str(request.get("namespace") or "")
+        kind, operation = str(request["kind"]["kind"]), request["operation"]
+        raw, namespace = request.get("object"), str(request.get("namespace") or "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise KubernetesRejected("the request is not an AdmissionReview") from error
     if version != _VERSION:
         raise KubernetesRejected(f"the request has version {version}, not {_VERSION}")
-    if not created or not isinstance(pod, Mapping) or request.get("subResource"):
+    if not isinstance(raw, Mapping) or request.get("subResource"):
         return None
-    dry_run = bool(request.get("dryRun"))
-    if kind == "Job" and QUEUE_LABEL in part(part(pod, "metadata"), "labels"):
-        return AdmissionRequest(uid, namespace, pod_template(pod), dry_run, job=pod)
-    return AdmissionRequest(uid, namespace, pod, dry_run) if kind == "Pod" else None
+    meta = part(raw, "metadata")
+    if operation == "CREATE" and kind == "Pod":
+        pods = [("", raw)]
+    elif operation == "CREATE" and QUEUE_LABEL in part(meta, "labels"):
+        pods = list(pod_templates(kind, raw))
+    elif operation == "UPDATE":
+        # Whoever applies the manifest again takes the claims out. What never had one stays so: templates may be immutable.
+        before = dict(pod_templates(kind, part(request, "oldObject")))
+        pods = [(path, pod) for path, pod in pod_templates(kind, raw) if has_claim(before.get(path, {}))]
+    else:
+        return None
+    name = str(meta.get("name") or meta.get("generateName") or "")
+    return AdmissionRequest(uid, namespace, kind, name, tuple(pods), bool(request.get("dryRun")))
 
 
 def _allowed(uid: str, patch: Sequence[Mapping[str, Any]] = ()) -> Json:
