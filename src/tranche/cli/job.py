@@ -424,8 +424,8 @@ def delete(settings: Settings, /, names: tuple[str, ...], namespace: str | None,
     """Delete jobs with their pods and claims.
 
     Running commands receive SIGTERM, and SIGKILL after 30 seconds. The command does not delete jobs that tranche submit
-    did not create. If one job cannot be deleted, the command still deletes the others, and exits with the first error's
-    exit code.
+    did not create, or an ended detached run while its processes hold the share. If one job cannot be deleted, the
+    command still deletes the others, and exits with the first error's exit code.
     """
     mine = {name: found for name in names if (found := _own_job(name, namespace, kubeconfig)) is not None}
     for found in mine.values():
