@@ -191,6 +191,13 @@ def test_delete_keeps_an_ended_run_whose_processes_still_hold_the_share(detachin
     assert (code, f"is in use by pid {share['pid']}: " in said) == (GpuBusy.exit_code, True), said
     way = f"tranche release {share['id']} --terminate"
     assert way in said
+    detaching.detach("true", name="other")
+    assert detaching.tranche("job wait other")[0] == 0
+    closed = detaching.machine.folder / "closed"
+    closed.mkdir(mode=0o700)
+    detaching.session.do(f"export HOME={closed}; unset KUBERNETES_SERVICE_HOST")
+    code, said = detaching.tranche("job delete exp7 none other")
+    assert (code, "no detached run none" in said, "deleted other" in said) == (GpuBusy.exit_code, True, True), said
     assert (detaching.status, process_at(share["pid"]) is None) == ("ended", False)
     assert detaching.tranche(way.removeprefix("tranche "))[0] == 0
     assert detaching.tranche("job delete exp7") == (0, "deleted exp7\n")
