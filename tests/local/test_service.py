@@ -961,7 +961,7 @@ def test_the_hours_of_the_week_count_and_the_next_request_waits(shared: SharedMa
     code, _, err = shared.run("run", "--gpus", "1", "--", "sleep", "1.2")
     assert (code, err.count("Quota")) == (0, 0), err
     code, _, err = shared.run("run", "--no-wait", *HALF, "--", "true")
-    assert (code, "may use 1 GPU-hours in seven days, and has used 1" in err) == (NoRoom.exit_code, True), err
+    assert (code, "may use at most 1 GPU-hour in seven days, and has used 1" in err) == (NoRoom.exit_code, True), err
     assert shared.run("run", "--no-wait", *HALF, "--", "true", uid=OTHER)[0] == 0
 
 
