@@ -69,6 +69,12 @@ def test_what_runs_in_a_container_keeps_a_held_share(session: Session) -> None:
         session.end()
         wait_until(lambda: [each["pid"] for each in shares(machine)] == [program.pid])
         assert spec_of(held["id"]).exists()
+        for each in machine.state_dir.glob("ledger.db*"):
+            each.unlink()
+        (again,) = shares(machine)
+        known = ("id", "grants", "request", "pid")
+        assert [again[each] for each in known] == [held["id"], held["grants"], held["request"], program.pid]
+        assert spec_of(held["id"]).exists()
     finally:
         program.kill()
         program.wait()
