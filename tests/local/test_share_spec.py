@@ -131,9 +131,12 @@ def test_the_next_look_removes_what_a_kill_left_half_written(node: Node, tmp_pat
         )
         killed = os.fork()
         if killed == 0:
-            os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
+            os.fchmod = lambda *file: os.kill(os.getpid(), signal.SIGKILL)
             write_spec(spec, host.cdi_folder)
+            os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == -signal.SIGKILL
+        (left,) = host.cdi_folder.glob("*.tmp")
+        assert stat.S_IMODE(left.stat().st_mode) == 0o600, "no other user may read the share's key meanwhile"
         running = host.cdi_folder / f".{host.spec_file(share).name}.{os.getpid()}.tmp"
         running.write_text(host.spec_file(share).read_text())
         assert len(list(host.cdi_folder.iterdir())) == 3
