@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from tranche.core.allocation import (
     Allocation,
@@ -16,6 +17,7 @@ from tranche.core.allocation import (
     shared_memory,
     with_lost_limits,
 )
+from tranche.core.errors import TrancheError
 from tranche.core.keeper import NOT_KNOWN_YET
 from tranche.core.state import DeviceVisibility, NodeState
 from tranche.node.execution.host_context import HostContext
@@ -26,8 +28,8 @@ from tranche.node.processes.pod_processes import devices_of_pods
 from tranche.node.recovery.adoption import find_again, note_missing, record_missing, shares_of_processes, take_over
 from tranche.node.recovery.daemon_reconciler import DaemonReconciler
 from tranche.node.recovery.recovery import Recovery
-from tranche.node.state.known_gpus import with_lost_named
-from tranche.node.store import journal, records, register
+from tranche.node.state.known_gpus import lost_or_back, with_lost_named
+from tranche.node.store import chronicle, journal, records, register
 from tranche.node.store.holders import adopt
 from tranche.node.store.register import clear, contradictory_tables, grants_without_allocation, memory_of_devices
 from tranche.node.store.schema import ADOPT_SHARES
@@ -166,9 +168,19 @@ class MachineReader:
             limits = register.user_limits(db, allocations, self._machine.clock())
             idle = records.idle_shares(db, self._machine.boot_clock())
             plans, withheld = journal.running_plans(db), cordoned(records.cordons(db))
+            lost = register.lost_gpus(db)
         working = frozenset(gpu_uuid for plan in plans for gpu_uuid in plan.gpu_uuids)
         ours = owned | journal.being_made(plans)
         node = self.node()
+        if lost_or_back(node, lost, working) and not self._ledger.read_only:
+            self._record_lost(node, working)
         held = with_overdrawn(with_lost_limits(allocations, node), node)
         view = NodeView(node, held, ours, changing, policy.on(node), withheld, requested, *limits, idle=idle)
         return view, working
+
+    def _record_lost(self, node: NodeState, working: frozenset[str]) -> None:
+        """Record which GPUs were lost or have returned, unless another process has. After a failure, the next look does."""
+        with suppress(TrancheError), self._ledger.waiting(0.0), self._ledger.write() as db:
+            for gpu in lost_or_back(node, register.lost_gpus(db), working):
+                register.set_lost(db, gpu.uuid, lost=gpu.lost)
+                chronicle.gpu_lost(db, self._machine.clock(), gpu)
