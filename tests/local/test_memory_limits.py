@@ -252,16 +252,16 @@ def test_no_program_asks_for_more_where_that_is_not_wanted(t4: TestMachine, monk
 def test_what_was_found_holds_for_one_start_and_one_driver(tmp_path: Path) -> None:
     trials = LimitTrialRunner(StateFolder(tmp_path), clock=lambda: 1000.0)
     node = NodeState((), "615.71.09", sharing=MachineSharing(frozenset(Sharing)))
-    assert trials.on_node(node, may_try=True) == node, "no GPU can tell"
+    assert trials.on_node(node, remember=True) == node, "no GPU can tell"
     trials.refuse("615.71.09", HardwareError("no"))
-    assert trials.on_node(node, may_try=False).sharing.why_not(Sharing.MEMORY_LIMITS) == "no"
-    assert trials.on_node(replace(node, driver_version="615.80"), may_try=False).sharing == node.sharing
+    assert trials.on_node(node, remember=True).sharing.why_not(Sharing.MEMORY_LIMITS) == "no"
+    assert trials.on_node(replace(node, driver_version="615.80"), remember=True).sharing == node.sharing
     known = json.loads(StateFolder(tmp_path).limit_trial.read_text())
     StateFolder(tmp_path).limit_trial.write_text(json.dumps({**known, "boot": "another"}))
-    assert trials.on_node(node, may_try=False) == node
+    assert trials.on_node(node, remember=True) == node
     for damaged in ("", "[]", "{}", '{"boot": 1}', "\0"):
         StateFolder(tmp_path).limit_trial.write_text(damaged)
-        assert trials.on_node(node, may_try=False) == node
+        assert trials.on_node(node, remember=True) == node
 
 
 def test_a_trial_that_was_killed_leaves_nothing_to_the_next(t4: TestMachine, groups: Path) -> None:

@@ -59,15 +59,9 @@ class MachineReader:
 
     def node(self) -> NodeState:
         """Every GPU's current state, with its daemons. The first process that may tries the driver's memory limits."""
-        found = with_lost_named(
-            self._driver.observe(),
-            self._places,
-            whole=self._driver.scope is DeviceVisibility.ALL,
-            remember=not self._ledger.read_only,
-        )
-        found = self._trials.on_node(
-            found, may_try=self._driver.scope is not DeviceVisibility.PARTS, remember=not self._ledger.read_only
-        )
+        remember = not self._ledger.read_only
+        found = with_lost_named(self._driver.observe(), self._places, remember=remember)
+        found = self._trials.on_node(found, remember=remember)
         return self._machine.timeslices.on_node(self._daemons.on_node(found))
 
     def something_to_clear(self) -> bool:
@@ -94,7 +88,7 @@ class MachineReader:
             view, working = self._gather()
         for each in self._recovery.left_specs():
             self._machine.drop_spec(each)
-        whole = self._driver.scope is DeviceVisibility.ALL
+        whole = view.node.scope is DeviceVisibility.ALL
         if record_missing(self._daemons, view, working):
             find_again(self._daemons, view, working, self._owner, whole=whole)
             view, working = self._gather()
@@ -118,7 +112,7 @@ class MachineReader:
 
         Also records the daemons and control groups that they need, or that others left.
         """
-        owner, whole = self._owner, self._driver.scope is DeviceVisibility.ALL
+        owner, whole = self._owner, view.node.scope is DeviceVisibility.ALL
         take_over(self._daemons, view.node, owner, whole=whole)
         self._machine.memory_groups.find_again([gpu.uuid for gpu in view.node if not gpu.lost])
         there, now = devices(view.node), self._machine.clock()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from tranche.core.allocation import NodeView, cordoned, with_lost_limits
 from tranche.core.errors import LedgerUnavailable, TrancheError
-from tranche.core.state import DeviceVisibility, InstanceKey
+from tranche.core.state import InstanceKey
 from tranche.hardware.driver import Driver
 from tranche.node.limits.overdrawn import with_overdrawn
 from tranche.node.mps.mps_records import DaemonRecordStore, care_needed, node_with_daemons
@@ -48,9 +48,8 @@ def look(
         left = False
     if left:
         return _view_of_host(driver, places, unsettled, environment())
-    may_write, whole = not ledger.read_only, driver.scope is DeviceVisibility.ALL
-    node = with_lost_named(driver.observe(), places, whole=whole, remember=may_write)
-    if may_write and lost_or_back(node, lost, changing):
+    node = with_lost_named(driver.observe(), places, remember=not ledger.read_only)
+    if not ledger.read_only and lost_or_back(node, lost, changing):
         return _view_of_host(driver, places, unsettled, environment())  # records it
     node = node_with_daemons(node, DaemonRecordStore(places.mps))
     held = with_overdrawn(with_lost_limits(allocations, node), node)

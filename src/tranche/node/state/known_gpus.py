@@ -32,12 +32,12 @@ class _KnownGpu(NamedTuple):
     minor: int | None
 
 
-def with_lost_named(node: NodeState, places: StateFolder, *, whole: bool, remember: bool) -> NodeState:
-    """The node with its lost GPUs named as last seen. Only a view of the `whole` machine has its indexes.
+def with_lost_named(node: NodeState, places: StateFolder, *, remember: bool) -> NodeState:
+    """The node with its lost GPUs named as last seen. Only a view of the whole machine has its indexes.
 
     `remember`: this process may record what it sees.
     """
-    if not whole:
+    if node.scope is not DeviceVisibility.ALL:
         return node
     if any(gpu.lost for gpu in node):
         return _recalled(node, _read(places))
