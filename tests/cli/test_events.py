@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.machines import TRANCHE, TestMachine
+from tests.machines import TRANCHE, TestMachine, needs_root
 
 
 def test_a_run_leaves_its_story(two_a100: TestMachine) -> None:
@@ -23,6 +23,37 @@ def test_a_run_leaves_its_story(two_a100: TestMachine) -> None:
     lines = two_a100.tranche("events", "--last", "2").stdout.splitlines()
     assert [line.split()[2] for line in lines] == ["Granted", "Released"]
     assert two_a100.tranche("events", "--last", "0").stdout == ""
+
+
+@pytest.mark.parametrize("looks", [("gpus",), ("run", "-q", "--gpus", "1", "--", "true")], ids=["a look", "a decision"])
+def test_a_lost_gpu_is_an_event_once_and_so_is_its_return(two_a100: TestMachine, looks: tuple[str, ...]) -> None:
+    two_a100.tranche(*looks)
+    uuid = two_a100.json("gpus")["gpus"][1]["uuid"]
+
+    def found() -> list[tuple[str, str, str]]:
+        events = two_a100.json("events")["events"]
+        return [(each["type"], each["gpuUUID"], each["message"]) for each in events if each["type"].startswith("Gpu")]
+
+    for round in (1, 2):
+        for lost in (True, False):
+            two_a100.machine.inject_lost(1, lost=lost)
+            two_a100.tranche(*looks)
+            two_a100.tranche(*looks)
+        assert (
+            found()
+            == [
+                ("GpuLost", uuid, "GPU 1: the driver has lost it"),
+                ("GpuRecovered", uuid, "GPU 1: the driver has it again"),
+            ]
+            * round
+        )
+
+
+@needs_root
+def test_who_may_not_write_the_ledger_still_sees_a_lost_gpu(readable_a100: TestMachine) -> None:
+    readable_a100.tranche("run", "-q", "--gpus", "1", "--", "true")
+    readable_a100.machine.inject_lost(0)
+    assert " lost: " in readable_a100.tranche("gpus", as_nobody=True).stdout
 
 
 def test_following_prints_each_event_once_as_a_json_line(two_a100: TestMachine) -> None:

@@ -18,6 +18,7 @@ from tests.machines import wait_until
 from tests.support.in_process import NOBODY
 from tranche.core.errors import (
     CommandNotFound,
+    GpuBusy,
     JobFailed,
     KubeconfigInvalid,
     OutputUnwritable,
@@ -180,6 +181,33 @@ def test_delete_ends_a_run_with_its_command(detaching: Detaching) -> None:
     assert ended(detaching.machine)
     assert waiters(detaching.machine) == []
     assert list(detaching.home.glob("tranche/jobs/*/*")) == []
+
+
+def test_delete_keeps_an_ended_run_whose_processes_still_hold_the_share(detaching: Detaching) -> None:
+    detaching.detach("sleep 600 & exit 3")
+    assert detaching.tranche("job wait exp7")[0] == 3
+    share = detaching.machine.one_running()
+    code, said = detaching.tranche("job delete exp7")
+    assert (code, f"is in use by pid {share['pid']}: " in said) == (GpuBusy.exit_code, True), said
+    way = f"tranche release {share['id']} --terminate"
+    assert way in said
+    detaching.detach("true", name="other")
+    assert detaching.tranche("job wait other")[0] == 0
+    closed = detaching.machine.folder / "closed"
+    closed.mkdir(mode=0o700)
+    detaching.session.do(f"export HOME={closed}; unset KUBERNETES_SERVICE_HOST")
+    code, said = detaching.tranche("job delete exp7 none other")
+    assert (code, "no detached run none" in said, "deleted other" in said) == (GpuBusy.exit_code, True, True), said
+    assert (detaching.status, process_at(share["pid"]) is None) == ("ended", False)
+    assert detaching.tranche(way.removeprefix("tranche "))[0] == 0
+    assert detaching.tranche("job delete exp7") == (0, "deleted exp7\n")
+
+
+def test_an_ended_run_can_be_deleted_from_inside_a_share(detaching: Detaching) -> None:
+    detaching.detach("true")
+    assert detaching.tranche("job wait exp7")[0] == 0
+    detaching.session.hold(HALF)
+    assert detaching.tranche("job delete exp7") == (0, "deleted exp7\n")
 
 
 def test_a_run_that_was_killed_while_it_waited_is_lost(detaching: Detaching) -> None:

@@ -66,8 +66,18 @@ def of_shares(machine: TestMachine) -> list[str]:
     return sorted(os.listdir(notes)) if notes.is_dir() else []
 
 
-def test_a_session_cannot_hold_a_part_whose_limit_reaches_one_command_alone(t4: TestMachine) -> None:
-    script = f"{shlex.join(TRANCHE)} hold --gpu-memory 3G"
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("hold --gpu-memory 3G", "limits the memory of one command"),
+        ("hold --cdi --gpu-memory 3G", "not for containers"),
+        ("run --cdi --gpu-memory 3G -- true", "not for containers"),
+    ],
+)
+def test_a_part_whose_limit_reaches_one_command_alone_is_refused_before_it_is_granted(
+    t4: TestMachine, command: str, why: str
+) -> None:
+    script = f"{shlex.join(TRANCHE)} {command}"
     done = subprocess.run(
         ["sh", "-c", f"{script}; exit $?"],
         env=t4.environment,
@@ -76,9 +86,9 @@ def test_a_session_cannot_hold_a_part_whose_limit_reaches_one_command_alone(t4: 
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (SharingUnavailable.exit_code, f"(exit {SharingUnavailable.exit_code})\n")
-    assert "limits the memory of one command" in done.stderr
-    assert holders(t4) == []
+    told = "" if command.startswith("run") else f"(exit {SharingUnavailable.exit_code})\n"
+    assert (done.returncode, done.stdout, why in done.stderr) == (SharingUnavailable.exit_code, told, True), done.stderr
+    assert (holders(t4), t4.json("ps")["waiters"], t4.json("events")["events"]) == ([], [], [])
 
 
 def test_four_programs_share_a_t4_by_the_drivers_limits_and_see_no_more_than_they_have(
@@ -242,16 +252,16 @@ def test_no_program_asks_for_more_where_that_is_not_wanted(t4: TestMachine, monk
 def test_what_was_found_holds_for_one_start_and_one_driver(tmp_path: Path) -> None:
     trials = LimitTrialRunner(StateFolder(tmp_path), clock=lambda: 1000.0)
     node = NodeState((), "615.71.09", sharing=MachineSharing(frozenset(Sharing)))
-    assert trials.on_node(node, may_try=True) == node, "no GPU can tell"
+    assert trials.on_node(node, remember=True) == node, "no GPU can tell"
     trials.refuse("615.71.09", HardwareError("no"))
-    assert trials.on_node(node, may_try=False).sharing.why_not(Sharing.MEMORY_LIMITS) == "no"
-    assert trials.on_node(replace(node, driver_version="615.80"), may_try=False).sharing == node.sharing
+    assert trials.on_node(node, remember=True).sharing.why_not(Sharing.MEMORY_LIMITS) == "no"
+    assert trials.on_node(replace(node, driver_version="615.80"), remember=True).sharing == node.sharing
     known = json.loads(StateFolder(tmp_path).limit_trial.read_text())
     StateFolder(tmp_path).limit_trial.write_text(json.dumps({**known, "boot": "another"}))
-    assert trials.on_node(node, may_try=False) == node
+    assert trials.on_node(node, remember=True) == node
     for damaged in ("", "[]", "{}", '{"boot": 1}', "\0"):
         StateFolder(tmp_path).limit_trial.write_text(damaged)
-        assert trials.on_node(node, may_try=False) == node
+        assert trials.on_node(node, remember=True) == node
 
 
 def test_a_trial_that_was_killed_leaves_nothing_to_the_next(t4: TestMachine, groups: Path) -> None:

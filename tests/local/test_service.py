@@ -28,6 +28,7 @@ from tranche.core.errors import (
     PermissionDenied,
     QuotaExceeded,
     ServiceUnavailable,
+    SimulatorError,
     UsageError,
     WaitTimeout,
 )
@@ -44,6 +45,7 @@ from tranche.node.state.connection import LONGEST, VERSION, ServiceConnection, c
 from tranche.node.state.session import StateFolder
 from tranche.node.store import records
 from tranche.node.store.ledger import Ledger
+from tranche_simulator.machine import SimulatedMachine
 
 pytestmark = needs_root
 
@@ -792,6 +794,7 @@ def test_a_stopped_service_keeps_no_client_longer_than_its_time(shared: SharedMa
         shared.service.send_signal(signal.SIGCONT)
     assert code == ServiceUnavailable.exit_code
     assert "has not answered within 2 s" in err
+    assert "run the command again; if the service still does not answer, ask an administrator to restart it" in err
     assert shared.run("run", "-q", *HALF, "--", "true")[0] == 0
 
 
@@ -839,8 +842,18 @@ def test_a_second_service_is_refused_and_a_dead_ones_socket_is_replaced(shared: 
     assert shared.service is not None
     shared.service.kill()
     shared.service.wait()
+    code, _, err = shared.run("run", "-q", *HALF, "--", "true")
+    assert (code, "if the service is not just starting, ask" in err) == (ServiceUnavailable.exit_code, True), err
     shared.serve()
     assert shared.run("run", "-q", *HALF, "--", "true")[0] == 0
+
+
+def test_a_service_compiles_the_simulator_before_anyone_waits_for_it(tmp_path: Path) -> None:
+    SimulatedMachine.create("m", boards=["T4"], root=tmp_path)
+    variables = {"TRANCHE_SIM_ROOT": str(tmp_path), "TRANCHE_CACHE_DIR": str(tmp_path / "cache"), "CC": "false"}
+    done = in_process.run_anew(("--simulate", "m", "serve"), {**os.environ, **variables})
+    assert (done.code, "the C compiler could not build" in done.stderr) == (SimulatorError.exit_code, True), done.stderr
+    assert not StateFolder(tmp_path / "m" / "tranche").socket.exists()
 
 
 def test_a_service_that_nobody_can_reach_ends_and_another_takes_its_place(
@@ -961,7 +974,7 @@ def test_the_hours_of_the_week_count_and_the_next_request_waits(shared: SharedMa
     code, _, err = shared.run("run", "--gpus", "1", "--", "sleep", "1.2")
     assert (code, err.count("Quota")) == (0, 0), err
     code, _, err = shared.run("run", "--no-wait", *HALF, "--", "true")
-    assert (code, "may use 1 GPU-hours in seven days, and has used 1" in err) == (NoRoom.exit_code, True), err
+    assert (code, "may use at most 1 GPU-hour in seven days, and has used 1" in err) == (NoRoom.exit_code, True), err
     assert shared.run("run", "--no-wait", *HALF, "--", "true", uid=OTHER)[0] == 0
 
 

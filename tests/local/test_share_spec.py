@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 from pathlib import Path
@@ -19,7 +20,8 @@ from tests.support.in_process import NOBODY
 from tranche.core.errors import CdiUnavailable
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
-from tranche.hardware.nodes import SimulatedDeviceFiles
+from tranche.hardware.cdi import CdiDevice, CdiSpec, write_spec
+from tranche.hardware.nodes import ContainerEdits, SimulatedDeviceFiles
 from tranche.local.queue import Queue
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import RunReporter
@@ -69,6 +71,12 @@ def test_what_runs_in_a_container_keeps_a_held_share(session: Session) -> None:
         session.end()
         wait_until(lambda: [each["pid"] for each in shares(machine)] == [program.pid])
         assert spec_of(held["id"]).exists()
+        for each in machine.state_dir.glob("ledger.db*"):
+            each.unlink()
+        (again,) = shares(machine)
+        known = ("id", "grants", "request", "pid")
+        assert [again[each] for each in known] == [held["id"], held["grants"], held["request"], program.pid]
+        assert spec_of(held["id"]).exists()
     finally:
         program.kill()
         program.wait()
@@ -109,6 +117,31 @@ def test_the_next_look_removes_what_a_kill_left_and_no_file_of_another(node: Nod
         host.spec_file(first).write_text(text)  # as when the process was killed before it removed the file
         host.view()
         assert {*cdi.iterdir()} == {host.spec_file(second), *others}
+
+
+@isolated
+def test_the_next_look_removes_what_a_kill_left_half_written(node: Node, tmp_path: Path) -> None:
+    with node.host(cdi_folder=tmp_path / "cdi") as host:
+        share = written(host, Request(MigSlice(parse_profile("3g.20gb")))).allocation.id
+        spec = CdiSpec(
+            "tranche.dev/share",
+            (CdiDevice(share, ContainerEdits()),),
+            ContainerEdits(),
+            file=host.spec_file(share).name,
+        )
+        killed = os.fork()
+        if killed == 0:
+            os.fchmod = lambda *file: os.kill(os.getpid(), signal.SIGKILL)
+            write_spec(spec, host.cdi_folder)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == -signal.SIGKILL
+        (left,) = host.cdi_folder.glob("*.tmp")
+        assert stat.S_IMODE(left.stat().st_mode) == 0o600, "no other user may read the share's key meanwhile"
+        running = host.cdi_folder / f".{host.spec_file(share).name}.{os.getpid()}.tmp"
+        running.write_text(host.spec_file(share).read_text())
+        assert len(list(host.cdi_folder.iterdir())) == 3
+        host.view()
+        assert {*host.cdi_folder.iterdir()} == {host.spec_file(share), running}
 
 
 @isolated

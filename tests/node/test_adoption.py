@@ -172,8 +172,12 @@ def test_programs_in_parts_of_one_gpu_are_all_taken_over(tmp_path: Path) -> None
             assert [each.grants for each in found] == [(lost,), (lost,)]
 
 
-@pytest.mark.parametrize("sharing", Sharing)
-def test_parts_are_taken_over_as_they_were_given_by_whatever_mechanism(tmp_path: Path, sharing: Sharing) -> None:
+@pytest.mark.parametrize(
+    ("sharing", "inside_container"), [*((each, False) for each in Sharing), (Sharing.TIME_SLICING, True)]
+)
+def test_parts_are_taken_over_as_they_were_given_by_whatever_mechanism(
+    tmp_path: Path, sharing: Sharing, inside_container: bool
+) -> None:
     node, cut = a100_in_slices(tmp_path)
     with node.host() as host:
         gpu = host.driver.observe().gpus[1].uuid
@@ -192,9 +196,8 @@ def test_parts_are_taken_over_as_they_were_given_by_whatever_mechanism(tmp_path:
     }
     with ExitStack() as running:
         for name, (device, word) in words.items():
-            running.enter_context(
-                loiterer(node, TRANCHE_ALLOCATION=name, CUDA_VISIBLE_DEVICES=device, TRANCHE_PARTS=word)
-            )
+            visible = {} if inside_container else {"CUDA_VISIBLE_DEVICES": device}
+            running.enter_context(loiterer(node, TRANCHE_ALLOCATION=name, TRANCHE_PARTS=word, **visible))
         lose(node)
         with node.host() as host:
             found = {each.id: each.grants for each in host.view().allocations}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.strategies import gpu_on
 from tranche.core.board import board_by_key
-from tranche.core.state import GpuState, NodeState
+from tranche.core.state import DeviceVisibility, GpuState, NodeState
 from tranche.node.state import known_gpus
 from tranche.node.state.known_gpus import with_lost_named
 from tranche.node.state.session import StateFolder
@@ -31,8 +31,8 @@ def places(tmp_path: Path) -> StateFolder:
     return seen
 
 
-def look(places: StateFolder, *gpus: GpuState, whole: bool = True) -> tuple[GpuState, ...]:
-    return with_lost_named(NodeState(gpus), places, whole=whole, remember=True).gpus
+def look(places: StateFolder, *gpus: GpuState, scope: DeviceVisibility = DeviceVisibility.ALL) -> tuple[GpuState, ...]:
+    return with_lost_named(NodeState(gpus, scope=scope), places, remember=True).gpus
 
 
 def test_a_lost_gpu_is_the_one_that_was_seen_at_its_index(places: StateFolder) -> None:
@@ -47,7 +47,7 @@ def test_a_lost_gpu_is_the_one_that_was_seen_at_its_index(places: StateFolder) -
 def test_nobody_is_named_where_a_card_may_have_moved(places: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = replace(GPUS[2], index=0)
     assert look(places, moved, nameless(GPUS[1]))[1].uuid == "lost-1"
-    assert look(places, GPUS[0], nameless(GPUS[1]), whole=False)[1].uuid == "lost-1"
+    assert look(places, GPUS[0], nameless(GPUS[1]), scope=DeviceVisibility.GPUS)[1].uuid == "lost-1"
     monkeypatch.setattr(known_gpus, "boot_id", lambda: "another boot")
     assert look(places, GPUS[0], nameless(GPUS[1]), GPUS[2])[1].uuid == "lost-1"
 

@@ -232,16 +232,28 @@ def test_a_user_who_has_used_the_hours_of_the_week_waits_and_is_not_refused() ->
     assert decide(view, parse_request(gpus="1"))
     view = replace(view, recent={str(ANN): 10 * 3600.0 + 1500})
     assert [each.text for each in _waiting(view, parse_request(gpus="1")).obstacles] == [
-        "the user may use 10 GPU-hours in seven days, and has used 10"
+        "the user may use at most 10 GPU-hours in seven days, and has used 10"
     ]
     assert decide(replace(view, asker=BOB), parse_request(gpus="1"))
     group = replace(empty(1), quotas={"@msc": UserQuota(gpu_hours=1)}, groups={str(ANN): ("@msc",)})
     assert decide(replace(group, recent={str(ANN): 7200.0}), parse_request(gpus="1"))
-    assert "group msc may use 1 GPU-hours" in str(
+    assert "group msc may use at most 1 GPU-hour in seven days" in str(
         _waiting(replace(group, recent={"@msc": 7200.0}), parse_request(gpus="1")).obstacles[0]
     )
-    with pytest.raises(QuotaExceeded, match="may use 0 GPU-hours"):
-        decide(empty(1, ann=UserQuota(gpu_hours=0)), parse_request(gpus="1"))
+
+
+@pytest.mark.parametrize(
+    ("quota", "said"),
+    [
+        (UserQuota(gpu_percent=0), "may hold at most 0 GPUs at once, and this request needs 1"),
+        (UserQuota(shares=0), "may hold at most 0 shares at once, and this request needs 1"),
+        (UserQuota(gpu_hours=0), "may use at most 0 GPU-hours in seven days"),
+    ],
+    ids=str,
+)
+def test_a_limit_of_nothing_refuses_every_request(quota: UserQuota, said: str) -> None:
+    with pytest.raises(QuotaExceeded, match=f"{said}$"):
+        decide(empty(1, ann=quota), parse_request(gpus="1"))
 
 
 def _waiting(view: NodeView, request: Request) -> Waiting:

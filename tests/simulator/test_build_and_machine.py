@@ -167,8 +167,11 @@ def test_boards_by_key_or_product_name(tmp_path: Path, board: str) -> None:
 
 def test_an_unwritable_root_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SimulatorError, match="cannot create"):
+    with pytest.raises(SimulatorError, match="cannot create") as refused:
         SimulatedMachine.create("m", boards=["T4"], root=tmp_path / "file")
+    assert refused.value.hint == (
+        "if another user is just creating it, run the command again; otherwise, set TRANCHE_SIM_ROOT to a writable folder"
+    )
 
 
 def test_root_by_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

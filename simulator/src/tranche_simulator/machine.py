@@ -114,7 +114,8 @@ class SimulatedMachine:
         except OSError as error:
             raise SimulatorError(
                 f"cannot create {machine.directory}: {error.strerror}",
-                hint="set TRANCHE_SIM_ROOT to a writable folder",
+                hint="if another user is just creating it, run the command again; otherwise, set TRANCHE_SIM_ROOT to a "
+                "writable folder",
             ) from error
         structs = spec_structs(specs)
         code = library.control_library().trancheSimCreate(

@@ -173,11 +173,12 @@ def wait_for(store: JobStore, job: MachineJob, state: str, timeout: float | None
 
 
 def delete_job(settings: Settings, store: JobStore, job: MachineJob) -> None:
-    """End a run and remove what is known of it."""
-    if job.status == "running":
-        reading = not register_places(settings, reading=True).writable
+    """End a run and remove what is known of it. GpuBusy if processes that an ended command left still hold the share."""
+    if job.allocation_id:
+        runs = job.status == "running"
+        reading = not runs or not register_places(settings, reading=True).writable
         with suppress(AllocationUnknown), open_host(settings, reading=reading) as host:
-            take_back(host, job.allocation_id, terminate=True, grace=_GRACE_SECONDS)
+            take_back(host, job.allocation_id, terminate=runs, grace=_GRACE_SECONDS)
     deadline = time.monotonic() + _GRACE_SECONDS
     told = False
     while (now := store.find(job.name)) is not None and now.status in ("waiting", "running"):

@@ -26,7 +26,7 @@ from tranche.cli.runtime import (
 )
 from tranche.core.allocation import NodeView, shared_by_mps
 from tranche.core.errors import TrancheError
-from tranche.core.state import DeviceVisibility, NodeState
+from tranche.core.state import NodeState
 from tranche.documents import describe
 from tranche.hardware.driver import Driver
 from tranche.node.health.checkup import (
@@ -140,8 +140,8 @@ def _of_driver(settings: Settings, places: StateFolder | None) -> list[Finding]:
     with open_driver(settings) as driver:
         node = driver.observe()
         if places is not None:
-            node = with_lost_named(node, places, whole=driver.scope is DeviceVisibility.ALL, remember=False)
-            node = LimitTrialRunner(places).on_node(node, may_try=driver.scope is DeviceVisibility.ALL, remember=False)
+            node = with_lost_named(node, places, remember=False)
+            node = LimitTrialRunner(places).on_node(node, remember=False)
         found = [*check_node(node)]
         if places is not None:
             found += _strays(settings, places)

@@ -26,6 +26,7 @@ from tranche.core.errors import (
     KubernetesForbidden,
     KubernetesNotFound,
     KubernetesRejected,
+    TrancheError,
     UsageError,
     WaitTimeout,
 )
@@ -424,29 +425,36 @@ def delete(settings: Settings, /, names: tuple[str, ...], namespace: str | None,
     """Delete jobs with their pods and claims.
 
     Running commands receive SIGTERM, and SIGKILL after 30 seconds. The command does not delete jobs that tranche submit
-    did not create. If one job cannot be deleted, the command still deletes the others, and exits with the first error's
-    exit code.
+    did not create, or an ended detached run while its processes hold the share. If one job cannot be deleted, the
+    command still deletes the others, and exits with the first error's exit code.
     """
-    mine = {name: found for name in names if (found := _own_job(name, namespace, kubeconfig)) is not None}
-    for found in mine.values():
-        from tranche.cli import detached
+    failures: list[TrancheError] = []
+    of_cluster = []
+    for name in dict.fromkeys(names):
+        try:
+            if (found := _own_job(name, namespace, kubeconfig)) is None:
+                of_cluster.append(name)
+                continue
+            from tranche.cli import detached
 
-        detached.delete_job(settings, *found)
-    names = tuple(each for each in names if each not in mine)
-    if not names:
-        return
+            detached.delete_job(settings, *found)
+        except TrancheError as error:
+            failures.append(error)
 
     async def ask(client: JobClient, where: str) -> None:
-        failures = []
-        for name in dict.fromkeys(names):
+        for name in of_cluster:
             try:
                 await client.delete(where, name)
                 say(f"deleted {where}/{name}")
             except (KubernetesForbidden, KubernetesNotFound, KubernetesRejected) as error:
                 failures.append(error)
-        for each in failures[1:]:
-            fail(each.message, each.hint)
-        if failures:
-            raise failures[0]
 
-    _asked(kubeconfig, namespace, ask)
+    if of_cluster:
+        try:
+            _asked(kubeconfig, namespace, ask)
+        except TrancheError as error:
+            failures.append(error)
+    for each in failures[1:]:
+        fail(each.message, each.hint)
+    if failures:
+        raise failures[0]

@@ -224,7 +224,7 @@ def quota(
     machine, not to pods.
 
     A request that would exceed a quota waits. Later requests can pass it, even those of the same user. A new quota does
-    not affect existing shares.
+    not affect existing shares. With a limit of 0 GPUs, shares or GPU-hours, Tranche refuses every request.
 
     \b
     $ tranche policy quota --gpus 2 --shares 8

@@ -15,7 +15,7 @@ import click
 
 from tranche.boot.unit import InstalledUnit, command_line
 from tranche.cli.output import say, warn
-from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, open_host, register_places
+from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, child_environment, open_host, register_places
 from tranche.cli.service_options import (
     options_of_unit,
     program_of_unit,
@@ -110,6 +110,7 @@ def _serve(settings: Settings) -> None:
     def open_for(uid: int) -> AbstractContextManager[Host]:
         return open_host(settings, uid=uid)
 
+    child_environment(settings)  # a simulator that is not compiled yet would make the first request wait
     import_what_requests_need()
     make_private(places.ledger)
     with lock, _passed_socket() or listen(places.socket) as listener:

@@ -200,6 +200,20 @@ class ServerEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuLost:
+    """The driver has lost the event's GPU."""
+
+    kind: ClassVar = "GpuLost"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRecovered:
+    """The driver has the event's GPU again."""
+
+    kind: ClassVar = "GpuRecovered"
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyChanged:
     """The administrator set how a GPU may be shared, or all GPUs without a policy of their own; None removes the policy."""
 
@@ -284,6 +298,8 @@ EventData = (
     | DaemonRecovered
     | FaultShared
     | ServerEnded
+    | GpuLost
+    | GpuRecovered
     | PolicyChanged
     | QuotaChanged
     | TimeExtended

@@ -62,7 +62,7 @@ class UserQuota(NamedTuple):
         if self.time_limit is not None:
             parts.append(f"{format_duration(self.time_limit)} for each command")
         if self.gpu_hours is not None:
-            parts.append(f"{self.gpu_hours} GPU-hours in seven days")
+            parts.append(f"{self.gpu_hours} GPU-hour{'' if self.gpu_hours == 1 else 's'} in seven days")
         if self.weight is not None:
             parts.append(f"weight {self.weight}")
         return ", ".join(parts) or "no limit"

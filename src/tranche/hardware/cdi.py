@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def _write(spec: CdiSpec, folder: Path, outlasts_power: bool) -> None:
     # Runtimes read every .json and .yaml file of the folder, so the unfinished file has another suffix.
     unfinished = folder / f".{spec.file_name}.{os.getpid()}.tmp"
     try:
-        with open(unfinished, "wb") as file:
+        with open(unfinished, "wb", opener=partial(os.open, mode=0o600)) as file:
             file.write(content)
             file.flush()
             os.fchmod(file.fileno(), 0o644 if spec.reader is None else 0o400)  # whatever the umask

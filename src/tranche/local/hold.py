@@ -20,12 +20,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from tranche.core.errors import SharingUnavailable, UsageError, all_errors
-from tranche.core.sharing import Sharing
+from tranche.core.errors import UsageError, all_errors
 from tranche.local.background import empty, open_files, pass_signals_to
 from tranche.local.child import HELD, Launch
 from tranche.node.processes.processes import ancestors_of, process_at, sudo_above
-from tranche.node.recovery.adoption import PARTS
 
 _HOLDER = r"""# tranche hold: keeps a share until a session ends
 import _signal, _socket, posix, select, sys
@@ -70,9 +68,9 @@ def hold(run: Callable[[Sequence[str], Launch], int], text_of: Callable[[Mapping
     """Get a share that lasts as long as this session, write its variables to the file `told`, and return an exit code.
 
     `run` is `tranche run`. This returns twice: in the caller's process when the share is held, or there is none, and in the
-    launcher when the share has ended. Raises UsageError if no session would end it; in the caller's process SharingUnavailable
-    for a share whose limits reach a command alone, and OSError if the variables cannot be written: the share is given back then.
-    Raises the launcher's error, in other words, if that came after the grant and before the holder ran.
+    launcher when the share has ended. Raises UsageError if no session would end it, and in the caller's process OSError if the
+    variables cannot be written: the share is given back then. Raises the launcher's error, in other words, if that came after the
+    grant and before the holder ran.
     """
     session = os.pidfd_open(session_end())
     inherited = open_files()
@@ -89,9 +87,8 @@ def hold(run: Callable[[Sequence[str], Launch], int], text_of: Callable[[Mapping
     there.close()
     pass_signals_to(launcher)
     parted, variables = _variables(here, session, launcher)
-    limited = variables is not None and f":{Sharing.MEMORY_LIMITS}:" in variables.get(PARTS, "")
     answer = b""
-    if variables is not None and not limited:
+    if variables is not None:
         text = os.fsencode(text_of(variables))
         with suppress(OSError):  # the holder was killed
             socket.send_fds(here, [text], [told])
@@ -100,11 +97,6 @@ def hold(run: Callable[[Sequence[str], Launch], int], text_of: Callable[[Mapping
         return 0
     here.close()
     _, status = os.waitpid(launcher, 0)
-    if limited:
-        raise SharingUnavailable(
-            "the driver limits the memory of one command, not of a session",
-            hint="run a shell in the share: tranche run REQUEST -- bash; or ask for --isolation hard, or with --compute",
-        )
     if answer:
         raise OSError(answer[0], os.strerror(answer[0]))
     code = os.waitstatus_to_exitcode(status)

@@ -49,7 +49,7 @@ from tranche.node.processes.processes import Process
 from tranche.node.state.session import StateFolder, process_stopped
 from tranche.node.store import records
 from tranche.node.store.register import process_owners
-from tranche.planning.decide.allocate import Decision, Waiting
+from tranche.planning.decide.allocate import Decision, Granted, Waiting
 from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.decide.queue import WaitingRequest, may_start, startable
 from tranche.planning.steps import Step
@@ -173,10 +173,15 @@ class Queue:
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
         record: Record | None = None,
+        refuse: Callable[[Granted], None] = lambda decision: None,
     ) -> None:
-        """`record` receives each decision about a request of this process, and its inputs."""
+        """`record` receives each decision about a request of this process, and its inputs.
+
+        `refuse` raises, before anything is reserved, for what this process cannot use.
+        """
         self._host = host
         self._record = record
+        self._refuse = refuse
         self._adopt_foreign_destroy = adopt_foreign_destroy
         self._monotonic = monotonic
         self._clock = clock
@@ -368,6 +373,7 @@ class Queue:
             decision = self._decide(request, place.id, failed, view, queue)
             if isinstance(decision, Waiting):
                 return decision, view.allocations
+            self._refuse(decision)
             if not decision.plan.empty:
                 refuse_over()
             reservation = self._host.reserve(place, decision, view)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tranche.core.allocation import Allocation, FractionalShare, parts_by
-from tranche.core.errors import AllocationUnknown, TrancheError
+from tranche.core.errors import AllocationUnknown, SharingUnavailable, TrancheError
 from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
@@ -36,7 +36,7 @@ from tranche.node.locks.interrupts import (
 from tranche.node.mps.mps_records import DaemonRecord
 from tranche.node.processes.processes import Process
 from tranche.node.store import chronicle, register
-from tranche.planning.decide.allocate import Waiting
+from tranche.planning.decide.allocate import Granted, Waiting
 
 if TYPE_CHECKING:
     from tranche.local.time_limit import TimeLimit
@@ -77,7 +77,12 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
 
         refuse_without_cdi(host)
     heed_signals()
-    queue = Queue(host, adopt_foreign_destroy=asked.adopt_foreign_destroy, record=asked.record)
+    queue = Queue(
+        host,
+        adopt_foreign_destroy=asked.adopt_foreign_destroy,
+        record=asked.record,
+        refuse=partial(_refuse_out_of_reach, asked),
+    )
     try:
         held = queue.acquire(
             asked.request,
@@ -122,6 +127,22 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
         return stop.exit_code
     finally:
         ignore_signals()
+
+
+def _refuse_out_of_reach(asked: RunRequest, decision: Granted) -> None:
+    """SharingUnavailable for the driver's memory limits where they do not reach: in containers, and in a session."""
+    if not parts_by(Sharing.MEMORY_LIMITS, decision.grants):
+        return
+    if asked.cdi:
+        raise SharingUnavailable(
+            "the driver's memory limits work for commands, but not for containers yet",
+            hint="ask for --isolation hard, or with --compute",
+        )
+    if asked.workload.text == HELD:
+        raise SharingUnavailable(
+            "the driver limits the memory of one command, not of a session",
+            hint="run a shell in the share: tranche run REQUEST -- bash; or ask for --isolation hard, or with --compute",
+        )
 
 
 def _waiting(host: Host, reporter: RunReporter, outcome: Waiting, ahead: int, reasons: str) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from tranche.core.allocation import FractionalShare, Grant, device_uuid
 from tranche.core.errors import CdiUnavailable
 from tranche.core.state import GpuState
+from tranche.core.wire import request_to_dict
 from tranche.hardware.cdi import CdiDevice, CdiSpec, edits_of, write_spec
 from tranche.hardware.nodes import DeviceFiles, DriverFiles, SimulatedDeviceFiles, merged
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.processes.processes import KEY, MARK, REGISTER
+from tranche.node.recovery.adoption import PARTS, REQUEST, part_word
 
 CDI_DEVICE = "TRANCHE_CDI_DEVICE"
 """The variable with the CDI name of a share."""
@@ -28,14 +32,22 @@ def refuse_without_cdi(host: Host) -> None:
 def write_share_spec(host: Host, held: HeldAllocation, gpus: Mapping[str, GpuState], reader: int) -> str:
     """Write the CDI file of a command's share; returns the CDI name of the share. `gpus` are its GPUs as they are now.
 
-    The file contains the share's key, so that a container counts as the share's program also if another user runs it. Only root
-    and `reader`, the share's user, can read it. podman passes over files that its user cannot read.
+    The file contains the share's key, so that a container counts as the share's program also if another user runs it. With the
+    request and the devices, a lost register can be rebuilt. Only root and `reader`, the share's user, can read the file. podman
+    passes over files that its user cannot read.
 
     Raises the errors of `edits_of`, and CdiUnavailable if the file cannot be written.
     """
     files, pipes = _files(host), host.daemons.records.pipes
     allocation = held.allocation
-    marks = ((MARK, allocation.id), (KEY, held.key), (REGISTER, str(host.state_dir.resolve())))
+    given = (_word(each, device_uuid(each, gpus[each.gpu_uuid])) for each in allocation.grants)
+    marks = (
+        (MARK, allocation.id),
+        (KEY, held.key),
+        (REGISTER, str(host.state_dir.resolve())),
+        (REQUEST, json.dumps(request_to_dict(allocation.request))),
+        (PARTS, ",".join(given)),
+    )
     edits = merged([edits_of(each, gpus[each.gpu_uuid], files, pipes, marks) for each in allocation.grants])
     common = files.by_cdi(host.driver.observe().driver_version)
     spec = CdiSpec(
@@ -43,6 +55,10 @@ def write_share_spec(host: Host, held: HeldAllocation, gpus: Mapping[str, GpuSta
     )
     write_spec(spec, host.cdi_folder, outlasts_power=False)
     return f"{_KIND}={allocation.id}"
+
+
+def _word(grant: Grant, uuid: str) -> str:
+    return part_word(uuid, grant) if isinstance(grant, FractionalShare) else uuid
 
 
 def _files(host: Host) -> DeviceFiles:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from tranche.core.allocation import (
     Allocation,
@@ -16,6 +17,7 @@ from tranche.core.allocation import (
     shared_memory,
     with_lost_limits,
 )
+from tranche.core.errors import TrancheError
 from tranche.core.keeper import NOT_KNOWN_YET
 from tranche.core.state import DeviceVisibility, NodeState
 from tranche.node.execution.host_context import HostContext
@@ -26,8 +28,8 @@ from tranche.node.processes.pod_processes import devices_of_pods
 from tranche.node.recovery.adoption import find_again, note_missing, record_missing, shares_of_processes, take_over
 from tranche.node.recovery.daemon_reconciler import DaemonReconciler
 from tranche.node.recovery.recovery import Recovery
-from tranche.node.state.known_gpus import with_lost_named
-from tranche.node.store import journal, records, register
+from tranche.node.state.known_gpus import lost_or_back, with_lost_named
+from tranche.node.store import chronicle, journal, records, register
 from tranche.node.store.holders import adopt
 from tranche.node.store.register import clear, contradictory_tables, grants_without_allocation, memory_of_devices
 from tranche.node.store.schema import ADOPT_SHARES
@@ -57,15 +59,9 @@ class MachineReader:
 
     def node(self) -> NodeState:
         """Every GPU's current state, with its daemons. The first process that may tries the driver's memory limits."""
-        found = with_lost_named(
-            self._driver.observe(),
-            self._places,
-            whole=self._driver.scope is DeviceVisibility.ALL,
-            remember=not self._ledger.read_only,
-        )
-        found = self._trials.on_node(
-            found, may_try=self._driver.scope is not DeviceVisibility.PARTS, remember=not self._ledger.read_only
-        )
+        remember = not self._ledger.read_only
+        found = with_lost_named(self._driver.observe(), self._places, remember=remember)
+        found = self._trials.on_node(found, remember=remember)
         return self._machine.timeslices.on_node(self._daemons.on_node(found))
 
     def something_to_clear(self) -> bool:
@@ -92,7 +88,7 @@ class MachineReader:
             view, working = self._gather()
         for each in self._recovery.left_specs():
             self._machine.drop_spec(each)
-        whole = self._driver.scope is DeviceVisibility.ALL
+        whole = view.node.scope is DeviceVisibility.ALL
         if record_missing(self._daemons, view, working):
             find_again(self._daemons, view, working, self._owner, whole=whole)
             view, working = self._gather()
@@ -116,7 +112,7 @@ class MachineReader:
 
         Also records the daemons and control groups that they need, or that others left.
         """
-        owner, whole = self._owner, self._driver.scope is DeviceVisibility.ALL
+        owner, whole = self._owner, view.node.scope is DeviceVisibility.ALL
         take_over(self._daemons, view.node, owner, whole=whole)
         self._machine.memory_groups.find_again([gpu.uuid for gpu in view.node if not gpu.lost])
         there, now = devices(view.node), self._machine.clock()
@@ -166,9 +162,19 @@ class MachineReader:
             limits = register.user_limits(db, allocations, self._machine.clock())
             idle = records.idle_shares(db, self._machine.boot_clock())
             plans, withheld = journal.running_plans(db), cordoned(records.cordons(db))
+            lost = register.lost_gpus(db)
         working = frozenset(gpu_uuid for plan in plans for gpu_uuid in plan.gpu_uuids)
         ours = owned | journal.being_made(plans)
         node = self.node()
+        if lost_or_back(node, lost, working) and not self._ledger.read_only:
+            self._record_lost(node, working)
         held = with_overdrawn(with_lost_limits(allocations, node), node)
         view = NodeView(node, held, ours, changing, policy.on(node), withheld, requested, *limits, idle=idle)
         return view, working
+
+    def _record_lost(self, node: NodeState, working: frozenset[str]) -> None:
+        """Record which GPUs were lost or have returned, unless another process has. After a failure, the next look does."""
+        with suppress(TrancheError), self._ledger.waiting(0.0), self._ledger.write() as db:
+            for gpu in lost_or_back(node, register.lost_gpus(db), working):
+                register.set_lost(db, gpu.uuid, lost=gpu.lost)
+                chronicle.gpu_lost(db, self._machine.clock(), gpu)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 
 from tranche.core.allocation import NodeView, cordoned, with_lost_limits
 from tranche.core.errors import LedgerUnavailable, TrancheError
-from tranche.core.state import DeviceVisibility, InstanceKey
+from tranche.core.state import InstanceKey
 from tranche.hardware.driver import Driver
 from tranche.node.limits.overdrawn import with_overdrawn
 from tranche.node.mps.mps_records import DaemonRecordStore, care_needed, node_with_daemons
-from tranche.node.state.known_gpus import with_lost_named
+from tranche.node.state.known_gpus import lost_or_back, with_lost_named
 from tranche.node.state.session import StateFolder
 from tranche.node.store import records, register
 from tranche.node.store.ledger import open_to_read
@@ -40,7 +40,7 @@ def look(
             allocations, changing = register.allocations(db), records.changing_gpus(db)
             owned, policy = records.owned_instances(db) | _being_made(db), records.sharing_policy(db)
             withheld, requested = cordoned(records.cordons(db)), records.requested_instances(db)
-            limits = register.user_limits(db, allocations, time.time())
+            limits, lost = register.user_limits(db, allocations, time.time()), register.lost_gpus(db)
     finally:
         ledger.close()
     if left and ledger.unwritable is not None:
@@ -48,8 +48,9 @@ def look(
         left = False
     if left:
         return _view_of_host(driver, places, unsettled, environment())
-    may_write, whole = not ledger.read_only, driver.scope is DeviceVisibility.ALL
-    node = with_lost_named(driver.observe(), places, whole=whole, remember=may_write)
+    node = with_lost_named(driver.observe(), places, remember=not ledger.read_only)
+    if not ledger.read_only and lost_or_back(node, lost, changing):
+        return _view_of_host(driver, places, unsettled, environment())  # records it
     node = node_with_daemons(node, DaemonRecordStore(places.mps))
     held = with_overdrawn(with_lost_limits(allocations, node), node)
     return NodeView(node, held, owned, changing, policy.on(node), withheld, requested, *limits)

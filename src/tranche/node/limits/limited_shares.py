@@ -24,7 +24,7 @@ from tranche.core.allocation import Allocation, FractionalShare, parts_by
 from tranche.core.errors import HardwareError, LedgerUnavailable, TrancheError
 from tranche.core.quantity import MIB
 from tranche.core.sharing import MachineSharing, Sharing
-from tranche.core.state import GpuState, NodeState
+from tranche.core.state import DeviceVisibility, GpuState, NodeState
 from tranche.node.state.session import StateFolder, boot_id
 from tranche.node.state.state_file import read_state_file, replace_state_file
 from tranche.node.store import chronicle
@@ -201,12 +201,15 @@ class LimitTrialRunner:
         self._environment = environment
         self._clock = clock
 
-    def on_node(self, node: NodeState, *, may_try: bool, remember: bool = True) -> NodeState:
-        """The node with the trials' results for limits that its driver should have. Makes a due trial if it `may_try`."""
+    def on_node(self, node: NodeState, *, remember: bool) -> NodeState:
+        """The node with the trials' results for limits that its driver should have.
+
+        Makes a due trial, unless only parts of GPUs are visible.
+        """
         if Sharing.MEMORY_LIMITS not in node.sharing.offered:
             return node
         trial = self._read(node.driver_version)
-        if trial is None and may_try:
+        if trial is None and node.scope is not DeviceVisibility.PARTS:
             trial = self._try(node)
             if trial is not None and remember:
                 with suppress(TrancheError):  # the next look tries it again

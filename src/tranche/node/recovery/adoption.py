@@ -50,7 +50,10 @@ from tranche.node.state.session import boot_id, process_command
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
 PARTS = "TRANCHE_PARTS"
-"""The variable with a share's parts of devices, each as `part_word` writes it, separated by commas."""
+"""The variable with a share's parts of devices, each as `part_word` writes it, separated by commas.
+
+In a container, it also has the UUIDs of devices that the share has whole.
+"""
 
 REQUEST = "TRANCHE_REQUEST"
 """The variable with the request, as the JSON data of `request_to_dict`."""
@@ -97,7 +100,8 @@ def shares_of_processes(
     found: dict[str, tuple[Process, tuple[Grant, ...], Mapping[str, str]]] = {}
     for process, environment in _environments(proc):
         name = environment.get(MARK, "")
-        uuids = environment.get(DEVICES, "").split(",")
+        named = environment.get(PARTS, "").split(",")  # a container has no other names of its devices
+        uuids = (*environment.get(DEVICES, "").split(","), *(each.partition(":")[0] for each in named))
         grants = tuple(_given(uuid, devices[uuid], environment) for uuid in dict.fromkeys(uuids) if uuid in devices)
         older = name in found and found[name][0].started <= process.started
         here = environment.get(REGISTER) == str(register.resolve())

@@ -136,18 +136,19 @@ class Recovery:
         return remains
 
     def left_specs(self) -> tuple[Path, ...]:
-        """The CDI files of this register's shares that have ended, if this process may remove them.
+        """The CDI files of this register's shares that have ended, and unfinished ones, if this process may remove them.
 
         Shares of running commands must be in the register by now. It is read last, because a share is in it before it has a file.
         """
-        folder = self._machine.cdi_folder
-        found = list(folder.glob(self._machine.spec_file("*").name))
-        if not found or not os.access(folder, os.W_OK):
+        folder, name = self._machine.cdi_folder, self._machine.spec_file("*").name
+        found = list(folder.glob(name))
+        abandoned = [each for each in folder.glob(f".{name}.*.tmp") if _abandoned(each)]
+        if not (found or abandoned) or not os.access(folder, os.W_OK):
             return ()
         with self._machine.ledger.read() as db:
             held = {self._machine.spec_file(each.id) for each in register.allocations(db)}
         ours = json.dumps(f"{REGISTER}={self._machine.state_dir.resolve()}")
-        return tuple(each for each in found if each not in held and _has(each, ours))
+        return (*abandoned, *(each for each in found if each not in held and _has(each, ours)))
 
     def _settle(self, plan: journal.PlanRecord) -> None:
         """End an interrupted plan: mark a completed declared change as done, and undo everything else."""
@@ -164,6 +165,11 @@ class Recovery:
         if plan.allocation_id:
             drop_state_file(self._machine.places.allocation(plan.allocation_id))
         self._recovered(plan.purpose)
+
+
+def _abandoned(path: Path) -> bool:
+    """Whether the process that wrote an unfinished CDI file, named `.NAME.PID.tmp`, was killed."""
+    return not (PROC / path.stem.rpartition(".")[2]).exists()
 
 
 def _has(path: Path, text: str) -> bool:

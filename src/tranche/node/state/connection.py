@@ -94,7 +94,8 @@ class ServiceConnection:
         """Sleep until the peer has sent something or has gone. Raises ServiceUnavailable after so many seconds."""
         if not self.answers_within(seconds):
             raise ServiceUnavailable(
-                f"the service has not answered within {seconds:g} s", hint="ask an administrator to restart it"
+                f"the service has not answered within {seconds:g} s",
+                hint="run the command again; if the service still does not answer, ask an administrator to restart it",
             )
 
     def answers_within(self, seconds: float) -> bool:
@@ -152,7 +153,7 @@ def connect(path: Path) -> ServiceConnection:
         end.close()
         raise ServiceUnavailable(
             f"the service of this machine does not answer at {path}: {error.strerror}",
-            hint="ask an administrator to start it: tranche serve",
+            hint="if the service is not just starting, ask an administrator to start it: tranche serve",
         ) from error
     connection = ServiceConnection(end)
     _, uid = connection.peer()

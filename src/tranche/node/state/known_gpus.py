@@ -7,13 +7,13 @@ every other GPU is still in its place: then no card was moved.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 from tranche.core.errors import TrancheError
-from tranche.core.state import GpuState, NodeState
+from tranche.core.state import DeviceVisibility, GpuState, NodeState
 from tranche.node.state.session import StateFolder, boot_id
 from tranche.node.state.state_file import read_state_file, write_output
 
@@ -32,12 +32,12 @@ class _KnownGpu(NamedTuple):
     minor: int | None
 
 
-def with_lost_named(node: NodeState, places: StateFolder, *, whole: bool, remember: bool) -> NodeState:
-    """The node with its lost GPUs named as last seen. Only a view of the `whole` machine has its indexes.
+def with_lost_named(node: NodeState, places: StateFolder, *, remember: bool) -> NodeState:
+    """The node with its lost GPUs named as last seen. Only a view of the whole machine has its indexes.
 
     `remember`: this process may record what it sees.
     """
-    if not whole:
+    if node.scope is not DeviceVisibility.ALL:
         return node
     if any(gpu.lost for gpu in node):
         return _recalled(node, _read(places))
@@ -46,6 +46,17 @@ def with_lost_named(node: NodeState, places: StateFolder, *, whole: bool, rememb
         with suppress(OSError):  # reading must still succeed
             write_output(places.known_gpus, json.dumps(data).encode())
     return node
+
+
+def lost_or_back(node: NodeState, recorded: Collection[str], working: Collection[str]) -> tuple[GpuState, ...]:
+    """The GPUs that were lost, or have returned, since the UUIDs of lost GPUs were `recorded`.
+
+    Leaves out GPUs that a plan is `working` on, and that cannot be told from others.
+    """
+    if node.scope is not DeviceVisibility.ALL:
+        return ()
+    known = (gpu for gpu in node if not gpu.nameless and gpu.uuid not in working)
+    return tuple(gpu for gpu in known if gpu.lost is not (gpu.uuid in recorded))
 
 
 def _recalled(node: NodeState, known: Mapping[int, _KnownGpu]) -> NodeState:

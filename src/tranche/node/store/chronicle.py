@@ -211,6 +211,17 @@ def last_boot(db: sqlite3.Connection, boot_id: str) -> Event | None:
     return None if row is None else _event(*row)
 
 
+def gpu_lost(db: sqlite3.Connection, time: float, gpu: GpuState) -> None:
+    """The driver has lost a GPU, or has it again."""
+    from tranche.core.events import GpuLost, GpuRecovered
+
+    if gpu.lost:
+        _write(db, time, GpuLost(), f"{gpu.label}: the driver has lost it", gpu_uuid=gpu.uuid)
+    else:
+        cause = _newest(db, _LOSS, gpu.uuid)
+        _write(db, time, GpuRecovered(), f"{gpu.label}: the driver has it again", cause, gpu_uuid=gpu.uuid)
+
+
 def policy_changed(db: sqlite3.Connection, time: float, gpu_uuid: str, what: str, use: GpuPolicy | None) -> None:
     """The administrator set how a GPU may be shared, or all others (empty UUID); `what` names them in the message."""
     from tranche.core.events import PolicyChanged
@@ -303,6 +314,7 @@ def _write(
 _BEGIN = "kind = 'ChangeBegun' AND json_extract(data, '$.planId') = ?"  # none for a request's plan
 _GRANT = "kind = 'Granted' AND allocation_id = ?"
 _GRANT_OR_RELEASE = "kind IN ('Granted', 'ReleaseBegun') AND allocation_id = ?"
+_LOSS = "kind = 'GpuLost' AND gpu_uuid = ?"
 _CORDON = "kind = 'Cordoned' AND gpu_uuid = ?"
 
 

@@ -127,6 +127,24 @@ def chore_done(db: sqlite3.Connection, name: str) -> None:
     db.execute("DELETE FROM chores WHERE name = ?", (name,))
 
 
+_GPU_RETURNS = "gpu-returns "
+"""A chore for each lost GPU, by its UUID: to say so when the driver has it again."""
+
+
+def lost_gpus(db: sqlite3.Connection) -> frozenset[str]:
+    """The UUIDs of the GPUs whose loss was recorded last, rather than their return."""
+    names = db.execute("SELECT name FROM chores WHERE name LIKE ?", (f"{_GPU_RETURNS}%",))
+    return frozenset(name.removeprefix(_GPU_RETURNS) for (name,) in names)
+
+
+def set_lost(db: sqlite3.Connection, gpu_uuid: str, *, lost: bool) -> None:
+    """Record that a GPU was lost, or has returned."""
+    if lost:
+        db.execute("INSERT OR IGNORE INTO chores VALUES (?)", (_GPU_RETURNS + gpu_uuid,))
+    else:
+        chore_done(db, _GPU_RETURNS + gpu_uuid)
+
+
 def activate_allocation(db: sqlite3.Connection, allocation_id: str) -> None:
     """Mark an allocation as granted."""
     db.execute("UPDATE allocations SET phase = ? WHERE id = ?", (Phase.ACTIVE, allocation_id))

@@ -76,7 +76,7 @@ class _Limit(NamedTuple):
             return self._words(most, f"{_up(held.memory, unit)} {name}", f"{_up(times * asked.memory, unit)} {name}")
         if quota.gpu_hours is not None and self.used >= quota.gpu_hours * HOUR_SECONDS:
             used = f", and has used {_hours(self.used)}" if quota.gpu_hours else ""
-            return f"{self.who} may use {UserQuota(gpu_hours=quota.gpu_hours)}{used}"
+            return f"{self.who} may use at most {UserQuota(gpu_hours=quota.gpu_hours)}{used}"
         return ""
 
     def _words(self, most: str, now: str, more: str) -> str:
