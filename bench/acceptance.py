@@ -178,7 +178,7 @@ def run(report: Report) -> None:
         "Accepted requests",
         f"Slices of {GPUS} {BOARD} GPUs are requested and released. A request that does not fit is lost.",
         f"The load is {loads} of what would fit if slices could move freely, in {len(MIXES)} mixes of profiles.",
-        f"Each run has {ARRIVALS:,} requests. Each cell gives how many more of them are lost than with free moves, in"
+        f"Each run has {ARRIVALS:,} requests. Each cell shows how many more are lost than with free moves, in"
         " percentage points.",
         "The last two columns weight each request by its compute slices.",
     )

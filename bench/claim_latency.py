@@ -85,7 +85,7 @@ def run(report: Report) -> None:
         f"Then the same pods arrive again and use existing instances. Finally, {SINGLE_CLAIMS} pods arrive one after another.",
         "A claim's time runs from the kubelet's first NodePrepareResources call to the answer. GPU operations take no time.",
         f"NVIDIA's driver is {pinned_version()} with the feature gate DynamicMIG, and it prepares claims one by one.",
-        f"Claims' times are in milliseconds, pods' in seconds, as medians of {ROUNDS} rounds.",
+        f"Times are medians of {ROUNDS} rounds, in milliseconds for claims and in seconds for pods.",
     )
     rows = []
     for name, batches in measured.items():

@@ -102,8 +102,8 @@ def _layouts(report: Report, cluster: Cluster, node: Node) -> None:
     report.section(
         "A Kubernetes node",
         f"A real kubelet runs on a simulated {node.record.machine}, and a node label selects each layout.",
-        f"Times are in seconds, as medians of {LABEL_RUNS} runs. The kubelet writes its node's status once a second.",
-        "For comparison, the last three columns are for `tranche layout apply`, without Kubernetes,"
+        f"Times are medians of {LABEL_RUNS} runs, in seconds. The kubelet writes its node's status once a second.",
+        "For comparison, the last three columns show `tranche layout apply` without Kubernetes,"
         f" as medians of {COMMAND_RUNS} runs.",
     )
     measured = labelled | {(*change, "8 pods hold 3g.20gb"): times for change, times in around_pods.items()}

@@ -69,7 +69,7 @@ def _tenants(report: Report, sites: Mapping[str, Site]) -> None:
         "Sharing",
         "Tenants share a simulated T4. Each tenant is a `tranche run` with 1 GB and a program that is always busy.",
         "A large kernel fills the GPU, and a small kernel fills a tenth of it.",
-        "Each cell gives how much of the GPU the tenants use together.",
+        "Each cell shows how much of the GPU the tenants use together.",
     )
     rows = []
     worst = 0.0

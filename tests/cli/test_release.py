@@ -142,7 +142,7 @@ def test_a_waiting_request_is_cancelled(make_machine: MakeMachine) -> None:
     waiter = machine.wait_in_queue("--gpus", "1")
     (waiting,) = machine.json("ps")["waiters"]
     done = machine.tranche("release", waiting["id"])
-    assert f"cancelled the waiting request {waiting['id']} (pid {waiter.pid})" in done.stderr
+    assert f"cancelled waiting request {waiting['id']} (pid {waiter.pid})" in done.stderr
     assert waiter.wait(timeout=60) == 128 + signal.SIGTERM
     assert machine.json("ps")["waiters"] == []
     assert len(machine.json("ps")["allocations"]) == 1

@@ -334,7 +334,7 @@ def test_the_only_command_of_a_session_cannot_hold(machine: TestMachine) -> None
         check=False,
     )
     assert (done.returncode, done.stdout) == (UsageError.exit_code, f"(exit {UsageError.exit_code})\n")
-    assert "the only one of its session" in done.stderr
+    assert "the only one in its session" in done.stderr
     assert ended(machine)
 
 

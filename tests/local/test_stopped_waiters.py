@@ -71,7 +71,7 @@ def test_a_stopped_waiter_is_cancelled_for_real(a100: TestMachine) -> None:
     waiter = a100.wait_in_queue(*SLICE)
     ((name, pid),) = [(each["id"], each["pid"]) for each in a100.json("ps")["waiters"]]
     stop(pid)
-    assert f"cancelled the waiting request {name}" in a100.tranche("release", name).stderr
+    assert f"cancelled waiting request {name}" in a100.tranche("release", name).stderr
     assert waiting(a100) == []
     assert [each["type"] for each in a100.json("events")["events"]][-1] == "Cancelled"
     assert process_stopped(pid)
@@ -79,7 +79,7 @@ def test_a_stopped_waiter_is_cancelled_for_real(a100: TestMachine) -> None:
     os.kill(pid, signal.SIGCONT)
     _, said = waiter.communicate(timeout=60)
     assert waiter.returncode == 128 + signal.SIGTERM
-    assert f"the waiting request {name} was cancelled" in said
+    assert f"waiting request {name} was cancelled" in said
     assert list((a100.state_dir / "locks" / "waiters").iterdir()) == []
 
 

@@ -104,8 +104,8 @@ def _refuse_own(verb: str, name: str, *of_cluster: object) -> None:
     store = _own_jobs(*of_cluster)
     if store is not None and store.find(name) is not None:
         raise UsageError(
-            f"{name} is a detached run on this machine, and tranche job {verb} is for jobs in a cluster",
-            hint=f"see its output with: tranche job logs {name}; and its share with: tranche ps",
+            f"{name} is a detached run on this machine, but tranche job {verb} works only with jobs in a cluster",
+            hint=f"see its output with: tranche job logs {name}; see its share with: tranche ps",
         )
 
 

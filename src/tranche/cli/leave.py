@@ -44,7 +44,7 @@ def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tu
     nodes. It keeps your settings, such as nvidia.com/mig.config, and does not change nodes with agents from another
     DaemonSet. `helm uninstall` runs this command in a job.
 
-    Slices are kept, and running pods continue to use them. The command first lists the pods that hold claims, because
+    Slices remain, and running pods continue to use them. The command first lists the pods that hold claims, because
     these pods cannot terminate without an agent. It deletes the claim templates that the controller created, unless a
     pod still needs them. It prints one line per node on stderr.
     """

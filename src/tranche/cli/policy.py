@@ -106,7 +106,7 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
 @_GPU_OPTION
 @click.pass_obj
 def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
-    """Remove the policy and the time slice of GPUs.
+    """Remove the policies and time slices of GPUs.
 
     \b
     $ tranche policy unset --gpu 3
@@ -379,7 +379,7 @@ def _set_timeslice(settings: Settings, gpus: tuple[str, ...], length: Timeslice 
         cut = next((gpu for gpu in named if gpu.mig_enabled and length is not None), None)
         if cut is not None:
             raise PolicyInvalid(
-                f"{cut.label} is in MIG mode, where the driver has no time slices",
+                f"{cut.label} is in MIG mode, in which the driver supports no time slices",
                 hint="time slices are for shares of an uncut GPU: turn MIG mode off first",
             )
         host.timeslices.want([gpu.uuid for gpu in named], length)

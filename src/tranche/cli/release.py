@@ -43,7 +43,7 @@ def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: f
         allocation_id = full_id(host, allocation_id)
         pid = cancel_waiter(host, allocation_id)
         if pid is not None:
-            say(f"cancelled the waiting request {allocation_id} (pid {pid})")
+            say(f"cancelled waiting request {allocation_id} (pid {pid})")
             return
         ended = take_back(host, allocation_id, terminate=terminate, grace=grace)
     for each in ended.undrained:

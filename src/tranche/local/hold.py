@@ -122,7 +122,7 @@ def session_end() -> int:
         return above[-1]
     if not leads:
         raise UsageError(
-            "this command is the only one of its session, so the share would end with it",
+            "this command is the only one in its session, so the share would end with it",
             hint="run it in a shell that stays open, or run the program itself in a share: tranche run REQUEST -- PROGRAM",
         )
     return leader

@@ -221,7 +221,7 @@ class Queue:
                     hint="run the command again; do not remove files from the state folder while requests wait",
                 ) from error
             if not waited:
-                raise Cancelled(f"the waiting request {ticket.id} was cancelled") from error
+                raise Cancelled(f"waiting request {ticket.id} was cancelled") from error
             raise
         finally:
             bell.close()

@@ -86,7 +86,7 @@ def _serving(part: FractionalShare, gpu: GpuState, records: DaemonRecordStore) -
     if record is None or daemon is None or daemon.state is not DaemonState.READY or daemon.limit < part.memory:
         state = "is not running" if daemon is None else f"is in state '{daemon.state}'"
         raise VerificationFailed(
-            f"{gpu.label}: the MPS daemon that should limit this share {state}, so the command is not started",
+            f"{gpu.label}: the MPS daemon that should limit this share {state}, so Tranche did not start the command",
             hint="run the command again after all shares of the device have ended: Tranche then starts a new daemon",
         )
     return record

@@ -201,7 +201,7 @@ def _chosen_container(pod: Json, demand: AnnotatedRequest) -> tuple[str, int, Js
         if name not in by_name:
             raise UsageError(
                 f"{CONTAINER} names container '{name}', which the pod does not have",
-                hint=f"the pod has {', '.join(by_name)}",
+                hint=f"the pod's containers are: {', '.join(by_name)}",
             )
         return by_name[name]
     usual = _annotations(pod).get(_DEFAULT_CONTAINER, "")

@@ -59,7 +59,7 @@ def cancelled(db: sqlite3.Connection, time: float, waiter_id: str, actor: Actor 
     """A request was removed from the queue."""
     from tranche.core.events import RequestCancelled
 
-    message = f"the waiting request {waiter_id} was cancelled{_told(actor)}"
+    message = f"waiting request {waiter_id} was cancelled{_told(actor)}"
     _write(db, time, RequestCancelled(waiter_id, actor), message)
 
 

@@ -206,11 +206,12 @@ def check_controllers(facts: ClusterFacts) -> Iterator[ClusterFinding]:
 
 def _controller(each: ControllerFacts) -> ClusterFinding:
     of = f"{each.ready} of {each.wanted}"
-    hint = f"run kubectl --namespace={each.namespace} describe deployment {each.name}, and logs deployment/{each.name}"
+    kubectl = f"kubectl --namespace={each.namespace}"
+    hint = f"run: {kubectl} describe deployment {each.name}; {kubectl} logs deployment/{each.name}"
     status, text = Status.FAIL, f"no replica of the controller {each} is ready: {_WITHOUT}"
     if not each.wanted:
         text = f"the controller {each} is scaled to 0: {_WITHOUT}"
-        hint = f"kubectl --namespace={each.namespace} scale deployment {each.name} --replicas=2"
+        hint = f"run: {kubectl} scale deployment {each.name} --replicas=2"
     elif 0 < each.ready < each.wanted:
         status, text = Status.WARN, f"{of} replicas of the controller {each} are ready"
     elif each.ready:
