@@ -26,6 +26,7 @@ from tranche.kubernetes.jobs.job import decode_job_pod
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 QUEUES = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team-a/localqueues"
+PRIORITIES = "/apis/kueue.x-k8s.io/v1beta2/workloadpriorityclasses"
 ANYTHING = ("--image", "train:1", "--", "python", "train.py")
 
 
@@ -79,6 +80,9 @@ def test_a_job_is_submitted_only_to_a_queue_that_is_there(api: ServedApi) -> Non
     assert "did you mean 'gpu'? its queues: gpu\n" in tranche(api, *words, code=42).stderr
     assert f"{JOBS}/train" not in api.server.objects
     api.change(lambda server: server.put(f"{QUEUES}/gpus", {"metadata": {"name": "gpus"}}))
+    assert "no WorkloadPriorityClass 'high'\n" in tranche(api, *words, code=42).stderr
+    assert f"{JOBS}/train" not in api.server.objects
+    api.change(lambda server: server.put(f"{PRIORITIES}/high", {"metadata": {"name": "high"}}))
     tranche(api, *words)
     labels = api.server.objects[f"{JOBS}/train"]["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "gpus"
@@ -479,6 +483,9 @@ def test_describe_says_why_a_queue_holds_a_job_back(api: ServedApi) -> None:
         server.put(f"{JOBS}/train", {**job, "metadata": {**job["metadata"], "labels": labels}})
 
     api.change(held)
+    described = tranche(api, "job", "describe", "train").stdout
+    assert "status     Suspended: it waits for Kueue's queue team-a, which does not exist\n" in described
+    api.change(lambda server: server.put(f"{QUEUES}/team-a", {"metadata": {"name": "team-a"}}))
     assert "status     Suspended: it waits in Kueue's queue team-a\n" in tranche(api, "job", "describe", "train").stdout
     why = "couldn't assign flavors to pod set main: insufficient unused quota for gpu.memory in flavor a100, 4Gi more needed"
     unready = {"type": "PodsReady", "status": "False", "message": "Not all pods are ready or succeeded"}

@@ -153,7 +153,7 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run:
     from tranche.kubernetes.claims.spec import claim_spec, needs_cards
     from tranche.kubernetes.jobs.client import JobClient
     from tranche.kubernetes.jobs.manifest import gated_job, objects_of
-    from tranche.kubernetes.jobs.offers import check_class, check_queue, offered_cards, share_backend
+    from tranche.kubernetes.jobs.offers import check_class, check_priority, check_queue, offered_cards, share_backend
 
     wish = replace(wish, namespace=namespace)
     claim_spec(wish.request) if not needs_cards(wish.request) else None  # the impossible needs no cluster
@@ -170,6 +170,8 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run:
         job = gated_job(wish)
     if wish.queue:
         await check_queue(api, namespace, wish.queue)
+    if wish.priority:
+        await check_priority(api, wish.priority)
     if not dry_run:
         created = await client.create(template, job)
         say(f"submitted {created}: {wish.request}")
@@ -182,7 +184,7 @@ def _refuse_alternatives(wish: JobRequest, spec: ClaimSpec) -> None:
     if wish.queue and "firstAvailable" in spec.devices["requests"][0]:
         raise UsageError(
             f"a queue cannot count {wish.request}: the claim lists alternatives, and Kueue does not admit such claims",
-            hint="ask for an amount with --gpu-memory, or for a slice with --mig-profile",
+            hint="ask for a slice with --mig-profile or, if the queue counts amounts, with --gpu-memory",
         )
 
 

@@ -132,6 +132,12 @@ def no_claim_for_want_of_quota() -> Situation:
     return replace(pod(), claims={}, refusal=why), cluster(NODES, [*P4D, *T4])
 
 
+def no_claim_of_an_old_manifest_for_want_of_quota() -> Situation:
+    why = 'create claim for extended resources: resourceclaims.resource.k8s.io "a" is forbidden: exceeded quota: gpus'
+    asked = replace(pod(), claims={}, templates={}, limits={"nvidia.com/gpu": 1}, message=why)
+    return asked, cluster(NODES, [*P4D, *T4])
+
+
 def no_gpu() -> Situation:
     return replace(pod(), claims={}, templates={}), cluster(NODES, [*P4D, *T4])
 
@@ -275,7 +281,7 @@ def not_answered_by_its_node() -> Situation:
 SITUATIONS = (
     startable, share_of_a_gpu, everything_is_held, has_its_slice, too_large, unknown_profile, too_weak_a_fence,
     kept_off_its_nodes, not_in_this_mode, one_of_several_is_held, several_gpus, whole_gpus, no_claim_yet, no_gpu, an_old_manifest,
-    no_claim_for_want_of_quota,
+    no_claim_for_want_of_quota, no_claim_of_an_old_manifest_for_want_of_quota,
     somebody_elses_claim, a_condition_of_another_hand, whoever_may_read_little, every_slice_of_a_node, every_gpu_of_a_node,
     every_gpu_of_a_node_in_use, a_claim_that_nobody_made, a_claim_that_nobody_may_read, a_class_that_is_not_there,
     a_class_of_somebody_elses_that_ends_alike, a_whole_gpu_and_a_slice_of_a_t4, two_things_of_one_gpu, an_agent_that_left,

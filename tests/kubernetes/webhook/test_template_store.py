@@ -86,13 +86,27 @@ def test_a_template_is_made_once_and_each_use_is_noted_every_few_minutes() -> No
         assert made["metadata"]["annotations"]["tranche.dev/request"] == "--gpu-memory 4Gi"
         clocks.go(NOTE_SECONDS - 1)
         await ensured(one)
-        assert [seen.method for seen in server.requests] == ["POST"]
+        assert [seen.method for seen in server.requests] == ["POST", "POST"]
         await ensured(two)
         assert used(server) == "2026-11-22T06:04:59Z"
         clocks.go(1)
         await ensured(one)
         assert used(server) == "2026-11-22T06:05:00Z"
-        assert [seen.method for seen in server.requests] == ["POST", "POST", "PUT", "POST", "PUT"]
+        assert [seen.method for seen in server.requests][2:] == ["POST", "PUT", "POST", "PUT"]
+        assert await one.request_of("team", NAME) == "--gpu-memory 4Gi"
+        assert await one.request_of("other", NAME) == await one.request_of("team", "tranche-0") == ""
+
+    run(check)
+
+
+def test_a_template_that_someone_removed_a_moment_after_its_use_is_made_again() -> None:
+    async def check(server: FakeApiServer, clocks: Clocks) -> None:
+        store = clocks.store(server)
+        await ensured(store)
+        server.delete(f"{FOLDER}/{NAME}")  # or its namespace was deleted, and made anew
+        clocks.go(1)
+        await ensured(store)
+        assert f"{FOLDER}/{NAME}" in server.objects
 
     run(check)
 

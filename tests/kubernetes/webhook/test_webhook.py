@@ -21,7 +21,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.annotations import _CONTAINERS, _OPTIONS
-from tranche.kubernetes.claims.vocabulary import QUEUE_LABEL
+from tranche.kubernetes.claims.vocabulary import PODSET_LABEL, QUEUE_LABEL
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.webhook.injection import TEMPLATE_LABEL, template_name
@@ -47,9 +47,13 @@ SLICE = {
 
 
 class KeptTemplates:
-    def __init__(self, error: TrancheError | None = None) -> None:
+    def __init__(self, error: TrancheError | None = None, requests: Mapping[str, str] | None = None) -> None:
         self.made: list[tuple[str, str]] = []
         self._error = error
+        self._requests = requests
+
+    async def request_of(self, namespace: str, name: str) -> str:
+        return "--gpu-memory 4Gi" if self._requests is None else self._requests.get(name, "")
 
     async def ensure(self, namespace: str, devices: Mapping[str, Any], request: str) -> str:
         if self._error is not None:
@@ -195,12 +199,41 @@ def test_nothing_is_written_when_one_of_several_templates_is_refused() -> None:
     assert templates.made == []
 
 
-def test_a_job_without_a_queue_and_one_that_waits_at_a_gate_stay_as_they_are() -> None:
-    annotations = {"tranche.dev/gpu-memory": "4Gi"}
-    assert response(job_review(annotations, {})) == {"allowed": True}
-    assert response(job_review(annotations, {QUEUE_LABEL: "gpus"}), backend=AllocationBackend.GATES) == {
-        "allowed": True
-    }
+def test_a_job_gets_its_claim_whether_or_not_it_has_a_queue_already_unless_pods_wait_at_gates() -> None:
+    question = job_review({"tranche.dev/gpu-memory": "4Gi"}, {})
+    assert "patch" in response(question)
+    assert response(question, backend=AllocationBackend.GATES) == {"allowed": True}
+
+
+def counted_pod(annotations: dict[str, str], template: str) -> dict[str, Any]:
+    meta = {"annotations": annotations, "labels": {PODSET_LABEL: "main", TEMPLATE_LABEL: template}}
+    claims = [{"name": "tranche", "resourceClaimTemplateName": template}] if template else []
+    return review({}, object={"metadata": meta, "spec": {"containers": [{"name": "main"}], "resourceClaims": claims}})
+
+
+def test_a_pod_gets_no_more_than_what_kueue_has_counted() -> None:
+    small = {"tranche.dev/gpu-memory": "4Gi"}
+    question = job_review(small, {})
+    (name,) = claims_of(
+        patched(question["request"]["object"], json.loads(base64.b64decode(response(question)["patch"])))
+    )
+    assert response(counted_pod(small, name))["allowed"]
+    changed = response(counted_pod({"tranche.dev/gpus": "3"}, name))
+    assert (
+        "request tranche.dev/gpus 3, but Kueue counted tranche.dev/gpu-memory 4Gi for" in changed["status"]["message"]
+    )
+    never = response(counted_pod(small, ""))
+    assert "but Kueue counted no share for this pod" in never["status"]["message"]
+    gone = response(counted_pod({"tranche.dev/gpus": "3"}, name), templates=KeptTemplates(requests={}))
+    assert "but Kueue counted no share for this pod" in gone["status"]["message"]
+    # The claim of a fraction lists the cluster's sizes of GPUs, which may be others when the pod is made.
+    older = KeptTemplates(requests={"tranche-0123456789abcdef": "--gpu 0.5"})
+    fraction = counted_pod({"tranche.dev/gpu": "0.5"}, "tranche-0123456789abcdef")
+    kept = response(fraction, templates=older)
+    assert kept["allowed"]
+    after = patched(fraction["request"]["object"], json.loads(base64.b64decode(kept["patch"])))
+    assert claims_of(after) == ["tranche-0123456789abcdef"]
+    assert older.made == []
 
 
 def test_a_job_that_asks_for_nonsense_is_refused_before_it_has_pods() -> None:

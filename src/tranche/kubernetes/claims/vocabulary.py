@@ -49,6 +49,9 @@ KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """The label by which Kueue holds a Job back until its queue admits it. Source: Kueue's documents, "Run A Kubernetes Job"."""
 
+PODSET_LABEL = "kueue.x-k8s.io/podset"
+"""The label of pods that Kueue has counted by the pod template that they come from. Source: Kueue's `PodSetLabel`."""
+
 DYNAMIC_MIG_LABEL = "node-role.kubernetes.io/runai-dynamic-mig"
 """The node label, with the value `true`, by which Run:ai's administrators have a node cut on demand."""
 

@@ -97,10 +97,15 @@ def explain_pod(pod: FleetPod, fleet: Fleet) -> FleetExplanation:
         message = f"claim {_quoted(lost)} has no devices, but the pod is already bound to node {pod.node}"
         advice = ("delete the pod: the scheduler allocates devices only before it binds a pod",)
         return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=advice)
-    if not demands and pod.refusal:
-        message = f"Kubernetes cannot create its claim: {pod.refusal}"
-        quota = "exceeded quota" in pod.refusal
-        advice = ("wait until a pod of the namespace ends, or ask for a higher ResourceQuota",) if quota else ()
+    no_claim = pod.refusal if not demands else pod.message if not claims and "exceeded quota" in pod.message else ""
+    if no_claim:
+        message = f"Kubernetes cannot create its claim: {no_claim}"
+        quota = "exceeded quota" in no_claim
+        advice = (
+            ("ask for less, wait until a pod of the namespace ends, or ask for a higher ResourceQuota",)
+            if quota
+            else ()
+        )
         return FleetExplanation(str(pod), WaitStatus.WAITING, message, wanted, remedies=advice)
     if not demands:
         message = "your account has no permission to read its claims"

@@ -22,7 +22,7 @@ from tranche.kubernetes.jobs.client import JobClient
 from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob, decode_job_pod, in_order, job_document
 
 _EVENTS = 5
-_QUOTED = re.compile(r'"[^"]*"')
+_OF_ONE_TRY = re.compile(r'"[^"]*"|\d+')
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ async def describe_job(connection: ApiConnection, namespace: str, name: str) -> 
     else:
         fleet = await read_fleet(connection, namespace)
         explained = tuple(explain_waiting(each, fleet, backend) for each in waiting)
-    return JobSummary(job, pods, _holdings(pods, fleet), explained, warnings, chosen, tuple(fleet.unread))
+    unread = tuple(dict.fromkeys((*reader.unread, *fleet.unread)))
+    return JobSummary(job, pods, _holdings(pods, fleet), explained, warnings, chosen, unread)
 
 
 def description_document(found: JobSummary) -> dict[str, object]:
@@ -102,6 +103,9 @@ def _holdings(pods: Sequence[JobPod], fleet: Fleet) -> Mapping[str, Sequence[Hel
 async def _word_of_queue(reader: ClusterReader, job: KubeJob) -> str:
     """Why Kueue does not start the Job yet, as the condition of its Workload says."""
     path = f"{KUEUE}/namespaces/{job.namespace}/workloads"
+    queues = await reader.objects("Kueue's queues", f"{KUEUE}/namespaces/{job.namespace}/localqueues")
+    if queues is not None and job.queue not in {str(part(each, "metadata").get("name")) for each in queues}:
+        return f"it waits for Kueue's queue {job.queue}, which does not exist"
     workloads = await reader.objects("Kueue's workloads", path, labelSelector=f"kueue.x-k8s.io/job-uid={job.uid}")
     conditions = [each for workload in workloads or () for each in part(workload, "status").get("conditions") or ()]
     words = [
@@ -119,8 +123,8 @@ async def _warnings(reader: ClusterReader, namespace: str, pods: Sequence[JobPod
     events = await reader.objects("events", path, fieldSelector="type=Warning,involvedObject.kind=Pod") or ()
     ours = [each for each in events if (each.get("involvedObject") or {}).get("name") in names]
     ours.sort(key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""))
-    # Each attempt to create a claim has a name of its own, and so an event of its own.
-    alike = {_QUOTED.sub("", text): text for text in map(_event_text, ours)}
+    # Each attempt to create a claim has a name and numbers of its own, and so an event of its own.
+    alike = {_OF_ONE_TRY.sub("", text): text for text in map(_event_text, ours)}
     return tuple(alike.values())[-_EVENTS:]
 
 

@@ -83,6 +83,18 @@ async def check_class(api: ApiConnection, request: Request, spec: ClaimSpec) -> 
     )
 
 
+async def check_priority(api: ApiConnection, priority: str) -> None:
+    """Return when the cluster has that WorkloadPriorityClass of Kueue, or the caller may not look; else KubernetesNotFound."""
+    reader = ClusterReader(api)
+    found = await reader.objects("Kueue's priority classes", f"{KUEUE}/workloadpriorityclasses")
+    names = sorted(str(part(each, "metadata").get("name")) for each in found or ())
+    if priority not in names and not reader.unread:
+        raise KubernetesNotFound(
+            f"this cluster has no WorkloadPriorityClass '{priority}'",
+            hint=f"{did_you_mean(priority, names)}its classes: {', '.join(names) or 'none'}",
+        )
+
+
 async def check_queue(api: ApiConnection, namespace: str, queue: str) -> None:
     """Return when the namespace has that queue of Kueue, or the caller may not look.
 

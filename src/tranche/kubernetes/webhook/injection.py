@@ -14,7 +14,7 @@ from tranche.core.errors import UsageError
 from tranche.kubernetes.api.decoding import Json, part
 from tranche.kubernetes.api.objects import MIRROR_POD_ANNOTATION
 from tranche.kubernetes.claims.annotations import CONTAINER, AnnotatedRequest, pod_demand
-from tranche.kubernetes.claims.vocabulary import SHARE_GATE, SHARE_RESOURCE
+from tranche.kubernetes.claims.vocabulary import PODSET_LABEL, SHARE_GATE, SHARE_RESOURCE
 from tranche.kubernetes.node.resources import is_device_resource
 
 POD_CLAIM = "tranche"
@@ -242,10 +242,16 @@ def pod_templates(kind: str, raw: Json) -> Iterator[tuple[str, Json]]:
         yield from _below(part(raw, "spec"), way.split("/"), "/spec")
 
 
-def has_claim(pod: Json) -> bool:
-    """Whether an earlier answer gave the pod its claim."""
+def template_of(pod: Json) -> str:
+    """The template of the claim that an earlier answer gave the pod; "" without one."""
     claims = part(pod, "spec").get("resourceClaims") or ()
-    return any(_TEMPLATE_NAME.fullmatch(str(claim.get("resourceClaimTemplateName") or "")) for claim in claims)
+    names = (str(each.get("resourceClaimTemplateName") or "") for each in claims if each.get("name") == POD_CLAIM)
+    return next((each for each in names if _TEMPLATE_NAME.fullmatch(each)), "")
+
+
+def is_counted(pod: Json) -> bool:
+    """Whether Kueue has counted the pod already, by the template that it comes from."""
+    return PODSET_LABEL in part(part(pod, "metadata"), "labels")
 
 
 def _below(raw: Any, way: Sequence[str], path: str) -> Iterator[tuple[str, Json]]:

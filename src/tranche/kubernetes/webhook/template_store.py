@@ -22,12 +22,13 @@ from typing import Any
 
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, KubernetesUnavailable, TrancheError
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.decoding import Json, timestamp
+from tranche.kubernetes.api.decoding import Json, part, timestamp
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.reader import listed
 from tranche.kubernetes.claims.vocabulary import KUEUE
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.webhook.injection import (
+    REQUEST_ANNOTATION,
     TEMPLATE_LABEL,
     USED_ANNOTATION,
     claim_template,
@@ -64,19 +65,27 @@ class TemplateStore:
     async def ensure(self, namespace: str, devices: Mapping[str, Any], request: str) -> str:
         """Make sure of the template of such claims, note its use, and return its name."""
         name = template_name(devices)
-        noted = self._noted.get((namespace, name))
-        if noted is not None and self._clock() - noted < NOTE_SECONDS:
-            return name
         began = self._clock()
+        noted = began - self._noted.get((namespace, name), -NOTE_SECONDS) < NOTE_SECONDS
         path = f"{_GROUP}/namespaces/{namespace}/resourceclaimtemplates"
         made = claim_template(namespace, devices, request, timestamp(self._connection.now()))
         what = f"create claim template {namespace}/{name}"
         for _ in range(3):
-            self._refuse_too_many(what)
+            if self._many_made():
+                answer = await self._connection.ask(what, "PUT", f"{path}/{name}", made)
+                if answer.unless(404) is not None:
+                    break
+                raise KubernetesUnavailable(
+                    f"cannot {what}: the limit of {MOST_MADE} new templates per minute is reached",
+                    hint="try again in a minute; pods with the same request share one template",
+                )
+            # Asked even where it was there a moment ago: someone may have removed it, or its namespace.
             answer = await self._connection.ask(what, "POST", path, made)
             if answer.unless(409) is not None:
                 self._made.append(self._clock())
                 break
+            if noted:
+                return name
             # As a whole, not by a patch: the API server compares the config in a claim byte by byte, and a patch rewrites it.
             answer = await self._connection.ask(what, "PUT", f"{path}/{name}", made)
             if answer.unless(404) is not None:  # otherwise it was removed in between
@@ -87,6 +96,14 @@ class TemplateStore:
             self._noted.clear()
         self._noted[namespace, name] = began
         return name
+
+    async def request_of(self, namespace: str, name: str) -> str:
+        """What the template of that name was made for, as options; "" if there is none."""
+        path = f"{_GROUP}/namespaces/{namespace}/resourceclaimtemplates"
+        found = await self._list(path, "claim templates", labelSelector=f"{TEMPLATE_LABEL}={name}")
+        return next(
+            (str(part(part(each, "metadata"), "annotations").get(REQUEST_ANNOTATION, "")) for each in found), ""
+        )
 
     def ready(self) -> Readiness:
         """Always ready: leftovers are merely untidy."""
@@ -101,12 +118,8 @@ class TemplateStore:
             except TrancheError as error:
                 _log.warning("cannot delete unused templates", extra={"reason": error.reason, "error": error.message})
 
-    def _refuse_too_many(self, what: str) -> None:
-        if len(self._made) == MOST_MADE and self._clock() - self._made[0] < MADE_SECONDS:
-            raise KubernetesUnavailable(
-                f"cannot {what}: the limit of {MOST_MADE} new templates per minute is reached",
-                hint="try again in a minute; pods with the same request share one template",
-            )
+    def _many_made(self) -> bool:
+        return len(self._made) == MOST_MADE and self._clock() - self._made[0] < MADE_SECONDS
 
     async def sweep(self, unused_for: timedelta = KEPT) -> int:
         """Remove templates that were unused for so long. Returns how many."""

@@ -1,6 +1,6 @@
 """The admission webhook: gives a pod that asks by annotations a claim, or makes it wait for its share, or says why it cannot.
 
-What a queue counts before it has pods, such as a Job, gets the claim in its pod templates.
+A Job gets the claim in its pod template, and so do a few other kinds: a queue reads there what it has to count.
 
 Question and answers are `admission.k8s.io/v1`.
 """
@@ -33,12 +33,20 @@ from tranche.kubernetes.api.informer import ObjectSource
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.claims.annotations import in_annotations
 from tranche.kubernetes.claims.spec import claim_spec, needs_cards
-from tranche.kubernetes.claims.vocabulary import DRIVER, QUEUE_LABEL
+from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice, shared_cards
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.node_watch import ObjectWatch
 from tranche.kubernetes.serving.http_server import HttpResponse
-from tranche.kubernetes.webhook.injection import demand_of, gating, has_claim, injection, pod_templates, template_name
+from tranche.kubernetes.webhook.injection import (
+    demand_of,
+    gating,
+    injection,
+    is_counted,
+    pod_templates,
+    template_name,
+    template_of,
+)
 from tranche.kubernetes.webhook.template_store import TemplateStore
 
 _PATH = "/apis/resource.k8s.io/v1/resourceslices"
@@ -112,8 +120,12 @@ class PodWebhook:
             for path, pod, demand in demands:
                 if backend in BY_CLAIMS:
                     devices = self._devices(demand.request)
-                    needed.append((devices, str(demand.request)))
-                    changes = injection(pod, demand, template_name(devices), self._take_over)
+                    name = template_name(devices)
+                    if review.kind == "Pod" and is_counted(pod) and template_of(pod) != name:
+                        name = await self._counted(review.namespace, pod, demand.request)
+                    else:
+                        needed.append((devices, str(demand.request)))
+                    changes = injection(pod, demand, name, self._take_over)
                 else:
                     changes = gating(pod, demand, self._take_over)
                 patch += [{**each, "path": path + each["path"]} for each in changes]
@@ -127,6 +139,17 @@ class PodWebhook:
         except TrancheError as error:
             return self._refused(review, HTTPStatus.UNPROCESSABLE_ENTITY, error)
         return _allowed(review.uid, patch)
+
+    async def _counted(self, namespace: str, pod: Json, request: Request) -> str:
+        """The template of the claim that Kueue has counted, if it was made for the same request; else UsageError."""
+        name = template_of(pod)
+        counted = await self._templates.request_of(namespace, name) if name else ""
+        if counted == str(request):
+            return name  # the sizes of the cluster's GPUs are others now
+        raise UsageError(
+            f"the annotations request {request}, but Kueue counted {counted or 'no share'} for this pod",
+            hint="create its Job again: a Job gets its claim when it is created",
+        )
 
     def _devices(self, request: Request) -> Mapping[str, Any]:
         shared = self._cards.value if self._cards.synced else ()
@@ -195,12 +218,12 @@ def _read_review(body: bytes) -> AdmissionRequest | None:
     meta = part(raw, "metadata")
     if operation == "CREATE" and kind == "Pod":
         pods = [("", raw)]
-    elif operation == "CREATE" and QUEUE_LABEL in part(meta, "labels"):
+    elif operation == "CREATE":
         pods = list(pod_templates(kind, raw))
     elif operation == "UPDATE":
         # Whoever applies the manifest again takes the claims out. What never had one stays so: templates may be immutable.
         before = dict(pod_templates(kind, part(request, "oldObject")))
-        pods = [(path, pod) for path, pod in pod_templates(kind, raw) if has_claim(before.get(path, {}))]
+        pods = [(path, pod) for path, pod in pod_templates(kind, raw) if template_of(before.get(path, {}))]
     else:
         return None
     name = str(meta.get("name") or meta.get("generateName") or "")
