@@ -150,7 +150,7 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run:
     from dataclasses import replace
 
     from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS
-    from tranche.kubernetes.claims.spec import claim_spec, needs_cards
+    from tranche.kubernetes.claims.spec import claim_spec, needs_cards, refuse_alternatives
     from tranche.kubernetes.jobs.client import JobClient
     from tranche.kubernetes.jobs.manifest import gated_job, objects_of
     from tranche.kubernetes.jobs.offers import check_class, check_priority, check_queue, offered_cards, share_backend
@@ -163,7 +163,8 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run:
         cards = await offered_cards(api, wish.request) if needs_cards(wish.request) else ()
         spec = claim_spec(wish.request, cards)
         await check_class(api, wish.request, spec)
-        _refuse_alternatives(wish, spec)
+        if wish.queue:
+            refuse_alternatives(wish.request, spec.devices)
         _say_left_out(wish.request, spec)
         template, job = objects_of(wish, spec)
     else:
@@ -178,14 +179,6 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run:
         follow = f"attach {wish.name}" if wish.interactive else f"logs -f {wish.name}"
         hint(f"tranche job {follow} -n {namespace}; see why it waits: tranche job describe {wish.name} -n {namespace}")
     _print([each for each in (template, job) if each is not None], output)
-
-
-def _refuse_alternatives(wish: JobRequest, spec: ClaimSpec) -> None:
-    if wish.queue and "firstAvailable" in spec.devices["requests"][0]:
-        raise UsageError(
-            f"a queue cannot count {wish.request}: the claim lists alternatives, and Kueue does not admit such claims",
-            hint="ask for a slice with --mig-profile or, if the queue counts amounts, with --gpu-memory",
-        )
 
 
 def _say_left_out(request: Request, spec: ClaimSpec) -> None:

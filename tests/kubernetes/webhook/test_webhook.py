@@ -21,7 +21,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.annotations import _CONTAINERS, _OPTIONS
-from tranche.kubernetes.claims.vocabulary import PODSET_LABEL, QUEUE_LABEL
+from tranche.kubernetes.claims.vocabulary import PODSET_LABEL, QUEUE_LABEL, SHARE_GATE, SHARE_RESOURCE
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.webhook.injection import TEMPLATE_LABEL, template_name
@@ -199,10 +199,28 @@ def test_nothing_is_written_when_one_of_several_templates_is_refused() -> None:
     assert templates.made == []
 
 
-def test_a_job_gets_its_claim_whether_or_not_it_has_a_queue_already_unless_pods_wait_at_gates() -> None:
-    question = job_review({"tranche.dev/gpu-memory": "4Gi"}, {})
-    assert "patch" in response(question)
-    assert response(question, backend=AllocationBackend.GATES) == {"allowed": True}
+def test_a_job_without_a_queue_gets_its_claim_too_since_the_label_may_come_later() -> None:
+    assert "patch" in response(job_review({"tranche.dev/gpu-memory": "4Gi"}, {}))
+
+
+def test_without_claims_a_job_gets_the_gate_and_the_resource_that_a_queue_counts() -> None:
+    annotations = {"tranche.dev/gpu-memory": "4Gi"}
+    question = job_review(annotations, {QUEUE_LABEL: "gpus"})
+    patch = json.loads(base64.b64decode(response(question, backend=AllocationBackend.GATES)["patch"]))
+    pod = patched(question["request"]["object"], patch)["spec"]["template"]
+    assert pod["spec"]["schedulingGates"] == [{"name": SHARE_GATE}]
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {SHARE_RESOURCE: "1"}
+    counted = review({}, object={**pod, "metadata": {"annotations": annotations, "labels": {PODSET_LABEL: "main"}}})
+    assert response(counted, backend=AllocationBackend.GATES) == {"allowed": True}
+    never = response(counted_pod(annotations, ""), backend=AllocationBackend.GATES)
+    assert "but Kueue counted no share for this pod" in never["status"]["message"]
+
+
+def test_a_queued_job_whose_claim_would_list_alternatives_is_refused() -> None:
+    fraction = {"tranche.dev/gpu": "0.5"}
+    found = response(job_review(fraction, {QUEUE_LABEL: "gpus"}))
+    assert "a queue cannot count tranche.dev/gpu 0.5" in found["status"]["message"]
+    assert response(job_review(fraction, {}))["allowed"]
 
 
 def counted_pod(annotations: dict[str, str], template: str) -> dict[str, Any]:

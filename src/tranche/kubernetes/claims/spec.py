@@ -201,6 +201,15 @@ def claim_spec(request: Request, cards: Sequence[SharedGpuModel] = ()) -> ClaimS
     return ClaimSpec(devices, left_out)
 
 
+def refuse_alternatives(request: Request, devices: Mapping[str, Any]) -> None:
+    """UsageError for a claim that lists alternatives: Kueue's queues do not admit it. Source: Kueue 0.20, `pkg/dra/claims.go`."""
+    if any("firstAvailable" in each for each in devices["requests"]):
+        raise UsageError(
+            f"a queue cannot count {request}: the claim lists alternatives, and Kueue does not admit such claims",
+            hint="ask for a slice with --mig-profile or, if the queue counts amounts, with --gpu-memory",
+        )
+
+
 def needs_cards(request: Request) -> bool:
     """Whether the claim depends on the sizes of the cluster's GPUs."""
     return isinstance(request.demand, GpuShare) and _parts_serve(request, request.demand)

@@ -117,6 +117,11 @@ def gating(pod: Json, demand: AnnotatedRequest, take_over: Collection[str] = ())
     return [*_gate(spec), *_resource(f"/spec/{kind}/{position}", container), *_scheduler_patch(spec, take_over)]
 
 
+def asks_for_share(change: Mapping[str, Any]) -> bool:
+    """Whether that operation of `gating` makes a container ask for the share."""
+    return str(change["path"]).endswith("/resources")
+
+
 def _gate(spec: Json) -> list[dict[str, Any]]:
     gates = spec.get("schedulingGates") or ()
     if any(each.get("name") == SHARE_GATE for each in gates):

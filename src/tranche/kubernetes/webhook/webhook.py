@@ -32,13 +32,14 @@ from tranche.kubernetes.api.decoding import Json, part
 from tranche.kubernetes.api.informer import ObjectSource
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.claims.annotations import in_annotations
-from tranche.kubernetes.claims.spec import claim_spec, needs_cards
-from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.claims.spec import claim_spec, needs_cards, refuse_alternatives
+from tranche.kubernetes.claims.vocabulary import DRIVER, QUEUE_LABEL
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice, shared_cards
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.node_watch import ObjectWatch
 from tranche.kubernetes.serving.http_server import HttpResponse
 from tranche.kubernetes.webhook.injection import (
+    asks_for_share,
     demand_of,
     gating,
     injection,
@@ -112,14 +113,15 @@ class PodWebhook:
         try:
             demands = [(path, pod, demand) for path, pod in review.pods if (demand := demand_of(pod)) is not None]
             backend = self._backend.value if self._backend.synced else None
-            # Without claims, a queue counts the resource that the pods get.
-            if not demands or (backend is AllocationBackend.GATES and review.kind != "Pod"):
+            if not demands:
                 return _allowed(review.uid)
             if backend not in BY_CLAIMS:
                 _refuse_backend(backend)
             for path, pod, demand in demands:
                 if backend in BY_CLAIMS:
                     devices = self._devices(demand.request)
+                    if review.queued:
+                        refuse_alternatives(demand.request, devices)
                     name = template_name(devices)
                     if review.kind == "Pod" and is_counted(pod) and template_of(pod) != name:
                         name = await self._counted(review.namespace, pod, demand.request)
@@ -128,6 +130,8 @@ class PodWebhook:
                     changes = injection(pod, demand, name, self._take_over)
                 else:
                     changes = gating(pod, demand, self._take_over)
+                    if review.kind == "Pod" and is_counted(pod) and any(asks_for_share(each) for each in changes):
+                        raise _not_counted(demand.request)
                 patch += [{**each, "path": path + each["path"]} for each in changes]
             # Faults of a pod are reported before anything is written for it.
             for devices, request in needed if not review.dry_run else ():
@@ -146,10 +150,7 @@ class PodWebhook:
         counted = await self._templates.request_of(namespace, name) if name else ""
         if counted == str(request):
             return name  # the sizes of the cluster's GPUs are others now
-        raise UsageError(
-            f"the annotations request {request}, but Kueue counted {counted or 'no share'} for this pod",
-            hint="create its Job again: a Job gets its claim when it is created",
-        )
+        raise _not_counted(request, counted)
 
     def _devices(self, request: Request) -> Mapping[str, Any]:
         shared = self._cards.value if self._cards.synced else ()
@@ -169,6 +170,13 @@ class PodWebhook:
         return _refusal(review.uid, status.value, in_annotations(message))
 
 
+def _not_counted(request: Request, counted: str = "") -> UsageError:
+    return UsageError(
+        f"the annotations request {request}, but Kueue counted {counted or 'no share'} for this pod",
+        hint="create its Job again: what a Job requests is counted when it is created",
+    )
+
+
 def _refuse_backend(backend: AllocationBackend | None) -> None:
     if backend is None:
         raise KubernetesUnavailable("the controller does not know yet how this cluster assigns shares")
@@ -186,7 +194,7 @@ _VERSION = "admission.k8s.io/v1"
 class AdmissionRequest:
     """A pod about to be created, or an object with pod templates, new or changed: `pods`, each with its path in the object.
 
-    For a `dry_run` nothing may be written.
+    For a `dry_run` nothing may be written. `queued` says that it names a queue of Kueue.
     """
 
     uid: str
@@ -195,6 +203,7 @@ class AdmissionRequest:
     name: str
     pods: tuple[tuple[str, Json], ...]
     dry_run: bool = False
+    queued: bool = False
 
 
 def _read_review(body: bytes) -> AdmissionRequest | None:
@@ -227,7 +236,8 @@ def _read_review(body: bytes) -> AdmissionRequest | None:
     else:
         return None
     name = str(meta.get("name") or meta.get("generateName") or "")
-    return AdmissionRequest(uid, namespace, kind, name, tuple(pods), bool(request.get("dryRun")))
+    queued = QUEUE_LABEL in part(meta, "labels")
+    return AdmissionRequest(uid, namespace, kind, name, tuple(pods), bool(request.get("dryRun")), queued)
 
 
 def _allowed(uid: str, patch: Sequence[Mapping[str, Any]] = ()) -> Json:
