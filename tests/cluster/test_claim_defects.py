@@ -152,7 +152,7 @@ def test_what_a_scheduler_got_wrong_is_refused_in_the_pods_events(cluster: Clust
         planter.wait_for_reason("overlap", f"overlaps what claim {namespace}/{neighbour.claim} holds")
         planter.wait_for_reason("unknown", "which this node does not have")
         planter.wait_for_reason("elsewhere", "was allocated in pool another")
-        planter.wait_for_reason("too-much", f"of memory of {other}-shared: the device has only")
+        planter.wait_for_reason("too-much", f"of memory on {other}-shared: the device has only")
         explained = p4d.run(TRANCHE, "explain", "pod/overlap", "--namespace", namespace)
         assert f"node {p4d.name} refuses to prepare them: claim overlap: GpuBusy: " in explained
         assert p4d.run(TRANCHE, "explain", "pod/neighbour", "--namespace", namespace).startswith(
