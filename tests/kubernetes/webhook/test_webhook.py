@@ -203,6 +203,13 @@ def test_a_job_without_a_queue_gets_its_claim_too_since_the_label_may_come_later
     assert "patch" in response(job_review({"tranche.dev/gpu-memory": "4Gi"}, {}))
 
 
+def test_a_job_does_not_wait_for_a_controller_that_cannot_answer_yet() -> None:
+    unavailable = KeptTemplates(KubernetesUnavailable("cannot reach it"))
+    annotations = {"tranche.dev/gpu-memory": "4Gi"}
+    assert response(job_review(annotations, {}), templates=unavailable) == {"allowed": True}
+    assert not response(review(annotations), templates=unavailable)["allowed"]
+
+
 def test_without_claims_a_job_gets_the_gate_and_the_resource_that_a_queue_counts() -> None:
     annotations = {"tranche.dev/gpu-memory": "4Gi"}
     question = job_review(annotations, {QUEUE_LABEL: "gpus"})

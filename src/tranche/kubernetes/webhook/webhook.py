@@ -137,6 +137,8 @@ class PodWebhook:
             for devices, request in needed if not review.dry_run else ():
                 await self._templates.ensure(review.namespace, devices, request)
         except KubernetesUnavailable as error:
+            if review.kind != "Pod":
+                return _allowed(review.uid)  # as without a controller; its pods are asked about again
             return self._refused(review, HTTPStatus.SERVICE_UNAVAILABLE, error)
         except (KubernetesForbidden, KubernetesNotFound, KubernetesRejected) as error:
             return self._refused(review, HTTPStatus.FORBIDDEN, error)
