@@ -239,6 +239,7 @@ def test_claims_need_rights_of_their_own_and_three_folders_more() -> None:
         "resourceslices",
         "resourceclaims",
         "deviceclasses",
+        "workloadpriorityclasses",
     }
     assert of_people["metadata"]["name"] not in {
         each["roleRef"]["name"] for each in objects("ClusterRoleBinding", **dynamic)
