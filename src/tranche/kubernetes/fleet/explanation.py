@@ -23,6 +23,7 @@ _UNANSWERED = "rpc error: code ="
 """In the kubelet's words when the driver gave no answer, and so refused nothing."""
 _NAMED = 3
 _GROUPS = 12
+_OVER_QUOTA = "exceeded quota"  # as the API server's quota controller begins its refusal
 _DEVICES = 4
 GROUP_COLUMNS = ("NODES", "REASON", "MISSING", "HELD BY", "WHY")
 
@@ -97,15 +98,13 @@ def explain_pod(pod: FleetPod, fleet: Fleet) -> FleetExplanation:
         message = f"claim {_quoted(lost)} has no devices, but the pod is already bound to node {pod.node}"
         advice = ("delete the pod: the scheduler allocates devices only before it binds a pod",)
         return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=advice)
-    no_claim = pod.refusal if not demands else pod.message if not claims and "exceeded quota" in pod.message else ""
-    if no_claim:
-        message = f"Kubernetes cannot create its claim: {no_claim}"
-        quota = "exceeded quota" in no_claim
-        advice = (
-            ("ask for less, wait until a pod of the namespace ends, or ask for a higher ResourceQuota",)
-            if quota
-            else ()
-        )
+    # Who refuses a claim from a template writes an event; the scheduler says why it cannot create one for a limit.
+    refused = pod.message if demands and not claims else pod.refusal if not demands else ""
+    over_quota = _OVER_QUOTA in (refused or "")
+    if refused and (over_quota or not demands):
+        message = f"Kubernetes cannot create its claim: {refused}"
+        remedy = "ask for less, wait until a pod of the namespace ends, or ask for a higher ResourceQuota"
+        advice = (remedy,) if over_quota else ()
         return FleetExplanation(str(pod), WaitStatus.WAITING, message, wanted, remedies=advice)
     if not demands:
         message = "your account has no permission to read its claims"

@@ -102,16 +102,15 @@ def _holdings(pods: Sequence[JobPod], fleet: Fleet) -> Mapping[str, Sequence[Hel
 
 async def _word_of_queue(reader: ClusterReader, job: KubeJob) -> str:
     """Why Kueue does not start the Job yet, as the condition of its Workload says."""
-    path = f"{KUEUE}/namespaces/{job.namespace}/workloads"
-    queues = await reader.objects("Kueue's queues", f"{KUEUE}/namespaces/{job.namespace}/localqueues")
+    within = f"{KUEUE}/namespaces/{job.namespace}"
+    queues = await reader.objects("Kueue's queues", f"{within}/localqueues")
     if queues is not None and job.queue not in {str(part(each, "metadata").get("name")) for each in queues}:
         return f"it waits for Kueue's queue {job.queue}, which does not exist"
-    workloads = await reader.objects("Kueue's workloads", path, labelSelector=f"kueue.x-k8s.io/job-uid={job.uid}")
+    own = {"labelSelector": f"kueue.x-k8s.io/job-uid={job.uid}"}
+    workloads = await reader.objects("Kueue's workloads", f"{within}/workloads", **own)
     conditions = [each for workload in workloads or () for each in part(workload, "status").get("conditions") or ()]
-    words = [
-        str(each.get("message")) for each in conditions if each.get("type") == "QuotaReserved" and each.get("message")
-    ]
-    return f"it waits in Kueue's queue {job.queue}" + "".join(f": {each}" for each in words[:1])
+    why = next((str(each.get("message") or "") for each in conditions if each.get("type") == "QuotaReserved"), "")
+    return f"it waits in Kueue's queue {job.queue}" + (f": {why}" if why else "")
 
 
 async def _warnings(reader: ClusterReader, namespace: str, pods: Sequence[JobPod]) -> tuple[str, ...]:
