@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -73,22 +72,27 @@ def as_many(said: list[str], count: int) -> bool:
 def test_warnings_come_before_the_end_and_follow_an_extension(tmp_path: Path, extended: bool) -> None:
     node = node_of(tmp_path, "A100-40GB")
     request = Request(MigSlice(parse_profile("7g.40gb")), time_limit=1000)
-    now, said, more = [0.0], list[str](), 1000.0 if extended else 0.0
+    now, said, more, looks = [0.0], list[str](), 1000.0 if extended else 0.0, [0]
+
+    def clock() -> float:
+        looks[0] += 1
+        return now[0]
+
     with node.host() as host:
         held = Queue(host).acquire(request, command="work", pid=os.getpid(), patience=WaitLimit(wait=False))
         child = subprocess.Popen(["sleep", "600"])
         host.set_holder(held, child.pid)
         limit = TimeLimit(
-            host, held.allocation, OwnWorkload(["sleep"], os.environ), said.append, grace=5.0, clock=lambda: now[0]
+            host, held.allocation, OwnWorkload(["sleep"], os.environ), said.append, grace=5.0, clock=clock
         )
         if extended:
             with host.ledger.write() as db:
                 register.set_request(db, held.allocation.id, replace(request, time_limit=2000))
         try:
             for count, at in enumerate((400.0, 940.0, 1000.0), start=1):
-                now[0] = at + more - 0.1
+                now[0], before = at + more - 0.1, looks[0]
                 with beside("time", limit.enforce):
-                    time.sleep(0.3)
+                    wait_until(partial(lambda seen: looks[0] > seen + 1, before))
                     assert len(said) == count - 1
                     assert child.poll() is None
                     now[0] = at + more

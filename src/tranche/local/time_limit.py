@@ -79,12 +79,14 @@ class TimeLimit:
         """Warn, and end the command in time. Returns when that is done, or when the descriptor `stop` is readable."""
         poll = select.poll()
         poll.register(stop, select.POLLIN)
+        left = self._left()
         while True:
-            left = self._left()
             until = max((each for each in (*self._warnings, 0.0) if each < left), default=0.0)
             if poll.poll(max(0.0, min(left - until, _LONGEST_SLEEP_SECONDS)) * 1000):
                 return
-            if self._left() > until:
+            # Asked once for each turn: a time that passed between two questions would go without its warning.
+            left = self._left()
+            if left > until:
                 continue  # the limit was extended, or the sleep was only a part
             if until:
                 what = f"hold{self.programs()}" if self._allocation.command == HELD else "command"
