@@ -42,7 +42,7 @@ def test_a_shared_gpu_says_by_what_and_how_much_is_left() -> None:
         "walls": {"memory": "process", "compute": "turns", "faults": "shared", "bandwidth": "shared"},
         "memoryGivenBytes": 10 * GIB,
         "memoryLeftBytes": 5 * GIB - 446 * MIB - 80 * MIB,
-        "fenced": None,
+        "unavailable": None,
     }
 
 

@@ -87,7 +87,7 @@ _DEVICE = fields(
     "name", "uuid", "migIndex", "computeInstanceId", "computeStart", "computeSlices", processes=PROCESS
 )  # fmt: skip
 _SHARING = fields(
-    "mechanism", "memoryGivenBytes", "memoryLeftBytes", "fenced", walls=fields("memory", "compute", "faults", "bandwidth")
+    "mechanism", "memoryGivenBytes", "memoryLeftBytes", "unavailable", walls=fields("memory", "compute", "faults", "bandwidth")
 )  # fmt: skip
 _SLICE = fields(
     "profile", "state", "owned", "allocationId", "allocationIds", "gpuInstanceId", "profileId", "memoryBytes",
@@ -100,7 +100,7 @@ _GPU = fields(
     vacant=fields("state", placement=PLACEMENT),
 )  # fmt: skip
 _ALLOCATION = fields(
-    "id", "phase", "created", "pid", "fenced", "idleSeconds",
+    "id", "phase", "created", "pid", "unavailable", "idleSeconds",
     request=REQUEST, grants=GRANT, keeper=KEEPER, command=program, missingInstances=SLOT,
 )  # fmt: skip
 _OBSTACLE = fields(

@@ -144,8 +144,8 @@ def _of_shares(allocations: Sequence[Document], events: Sequence[Document]) -> I
             yield DashboardFinding(f"{name}: a slice of it is missing", address)
         if (event := unlimited.get(each["id"])) is not None:
             yield DashboardFinding(f"{name}: {event['message']}", address, event["time"])
-        elif each["fenced"]:
-            yield DashboardFinding(f"{name}: it accepts no more programs: {each['fenced']}", address)
+        elif each["unavailable"]:
+            yield DashboardFinding(f"{name}: it accepts no more programs: {each['unavailable']}", address)
 
 
 def _of_changes(events: Sequence[Document]) -> Iterator[DashboardFinding]:

@@ -69,15 +69,15 @@ def _request(fields: Mapping[str, str]) -> Request:
 
 def _ask_form(fields: Mapping[str, str]) -> Element:
     kinds = {name: f"{word}, {example}" for name, word, example in _KINDS}
-    fences = {each: each for each in ("hard", "soft", "none", "any")}
-    kind, fence = fields.get("kind", ""), fields.get("isolation", "soft")
+    levels = {each: each for each in ("hard", "soft", "none", "any")}
+    kind, level = fields.get("kind", ""), fields.get("isolation", "soft")
     amount = element("input", name="amount", id="amount", value=fields.get("amount", ""), required=True)
     model = element("input", name="gpu_model", id="gpu_model", value=fields.get("gpu_model", ""))
     return element(
         "form",
         select("kind", "Ask for", kinds, kind if kind in kinds else ""),
         element("label", "How much", amount),
-        select("isolation", "Isolation, at least", fences, fence if fence in fences else ""),
+        select("isolation", "Isolation, at least", levels, level if level in levels else ""),
         element("label", "Only models with", model),
         element("button", "What would it get now?"),
         action="/ask",

@@ -126,7 +126,7 @@ def phase(allocation: Allocation, view: NodeView) -> str:
         text += ", GPU lost"
     if allocation.id in view.idle:
         text += f", {idle(view.idle[allocation.id])}"
-    return f"{text}, fenced" if why_unavailable(allocation, view) else text
+    return f"{text}, unavailable" if why_unavailable(allocation, view) else text
 
 
 def idle(seconds: int) -> str:

@@ -117,7 +117,7 @@ def allocation_document(allocation: Allocation, view: NodeView, owners: Owners =
         "pid": allocation.holder_pid or None,
         "owner": owner_to_dict(owner_now(allocation, owners)),
         "command": allocation.command,
-        "fenced": why_unavailable(allocation, view) or None,
+        "unavailable": why_unavailable(allocation, view) or None,
         "idleSeconds": view.idle.get(allocation.id),
         "missingInstances": [key_document(key) for key in missing_instances(view, allocation)],
     }

@@ -81,7 +81,7 @@ def sharing_document(shared: SharedDevice | None) -> dict[str, Any] | None:
         "walls": walls_to_dict(shared.walls),
         "memoryGivenBytes": shared.given,
         "memoryLeftBytes": shared.left,
-        "fenced": shared.unavailable or None,
+        "unavailable": shared.unavailable or None,
     }
 
 

@@ -149,7 +149,7 @@ GPU_ENERGY = MetricFamily(
 GPU_TEMPERATURE = MetricFamily("tranche_gpu_temperature_celsius", "Temperature of the GPU chip.", _GPU, _NO_GAUGE)
 
 SHARED_FENCED = MetricFamily(
-    "tranche_shared_device_fenced",
+    "tranche_shared_device_unavailable",
     "1 for a GPU or slice whose MPS daemon admits no clients, for example because its server hangs or is stopped; else 0.",
     ("gpu_uuid", "mig_uuid"),
     "no MPS daemon serves the device",

@@ -48,7 +48,7 @@ SLICE_FIELDS = {
     *("profileId", "memoryBytes", "devices", "processes"),
 }
 ALLOCATION_FIELDS = {
-    *("id", "request", "grants", "phase", "created", "keeper", "pid", "owner", "command", "fenced"),
+    *("id", "request", "grants", "phase", "created", "keeper", "pid", "owner", "command", "unavailable"),
     *("missingInstances", "idleSeconds"),
 }
 

@@ -222,7 +222,7 @@ def check_daemons(node: NodeState, allocations: Iterable[Allocation], known: Dae
             where = "" if daemon.slot is None else f"{daemon.slot.profile} at {daemon.slot.placement}: "
             if why := unavailable(gpu, daemon.slot):
                 key = gpu.uuid, daemon.slot
-                hint = _fence_hint(known.find(*key), shared=key in shared)
+                hint = _unavailable_hint(known.find(*key), shared=key in shared)
                 yield Finding("mps", Status.WARN, where + why, hint, gpu.index)
         if gpu.prohibited:
             served = gpu.daemon_of(None) is not None  # DEFAULT would let programs bypass it
@@ -238,7 +238,7 @@ def check_daemons(node: NodeState, allocations: Iterable[Allocation], known: Dae
             yield Finding("mps", Status.WARN, text, hint, gpu.index)
 
 
-def _fence_hint(record: DaemonRecord | None, *, shared: bool) -> str:
+def _unavailable_hint(record: DaemonRecord | None, *, shared: bool) -> str:
     """What to do about a daemon that admits no clients: nothing if it is unneeded, otherwise the cheapest remedy."""
     if not shared:
         return "the device has no shares, so there is nothing to end: the next decision replaces the daemon"

@@ -229,7 +229,7 @@ class MpsDaemonManager:
         asked = [each for each in records if _worth_asking(each) and not self._lost(each)]
         for record, fault in zip(asked, self._faults(asked, seconds), strict=True):
             if fault.startswith(_CHANGED):
-                self.fence(record, fault, limits_changed=True)
+                self.refuse_clients(record, fault, limits_changed=True)
             elif fault != record.fault:
                 self.records.write(record._replace(fault=fault))
 
@@ -310,26 +310,26 @@ class MpsDaemonManager:
                 return halted
             if patience < JOIN_SECONDS:
                 raise WaitTimeout(f"the MPS server of {record.device_uuid} answered no client within {patience:g} s")
-            return self.fence(record, f"its server answered no client within {patience:g} s")
+            return self.refuse_clients(record, f"its server answered no client within {patience:g} s")
         if not attempt.refused:
             return ""
         why = f"its server refused a client with {attempt.refused}"
-        return self.fence(record, why) if attempt.out_of_reach else why
+        return self.refuse_clients(record, why) if attempt.out_of_reach else why
 
     def refuse_changed(self, record: DaemonRecord) -> str:
-        """How the daemon's limits differ from those that were set, in words; fences the daemon then. "" when they do not."""
+        """How the daemon's limits differ from those that were set, in words; closes the daemon then. "" when they do not."""
         fault = self._fault(record, LOOK_SECONDS)
-        return self.fence(record, fault, limits_changed=True) if fault.startswith(_CHANGED) else ""
+        return self.refuse_clients(record, fault, limits_changed=True) if fault.startswith(_CHANGED) else ""
 
     def has_news(self, record: DaemonRecord) -> bool:
         """Whether the daemon's report differs from its record. A process that joins may be about to set its limits."""
         return _worth_asking(record) and self._fault(record, LOOK_SECONDS) != record.fault
 
-    def fence(self, record: DaemonRecord, why: str, *, limits_changed: bool = False) -> str:
+    def refuse_clients(self, record: DaemonRecord, why: str, *, limits_changed: bool = False) -> str:
         """Admit no more clients while the daemon lives; returns the recorded reason.
 
         Ignores a dead or unknown daemon, which admits none anyway, or if another serves the device by now. A process that may not
-        write records fences nothing: the daemon may have refused only this process.
+        write records closes nothing: the daemon may have refused only this process.
         """
         if not self.records.writable:
             return why
@@ -359,7 +359,7 @@ class MpsDaemonManager:
         clients = self.clients(record.device_uuid)
         if clients is not None and client not in (pid for _, pid in clients):
             return ""
-        return record.halted or self.fence(record, f"its server did not release client {client}")
+        return record.halted or self.refuse_clients(record, f"its server did not release client {client}")
 
     def _record(self, gpu: GpuState, slot: InstanceKey | None) -> DaemonRecord | None:
         return next((record for record in self.records.look().on(gpu) if record.slot == slot), None)
@@ -480,7 +480,7 @@ def _let_go(daemons: MpsDaemonManager, record: DaemonRecord, pids: Set[int]) -> 
         return halted  # it answers no one until it is continued: do not wait for it
     clients = daemons.clients(record.device_uuid)
     if clients is None:
-        return daemons.fence(record, "it did not list its clients when Tranche had to end some")
+        return daemons.refuse_clients(record, "it did not list its clients when Tranche had to end some")
     for server, client in clients:
         # A server that did not release one client releases none.
         if client in pids and (why := daemons.terminate(record, server, client)):

@@ -145,7 +145,7 @@ def remedies(view: NodeView, request: Request, freedom: PlanPermission, reserved
     """What would help the request, which does not start now; empty without a known remedy."""
     question = _question(view, request, freedom, reserved)
     places = question.near.node.gpus
-    by_user = [*_other_slices(question), *_weaker_fences(question)]
+    by_user = [*_other_slices(question), *_weaker_isolation(question)]
     if _beyond_quota(question):
         return RemedyList((*by_user, *_own_ends(question)))
     found = [
@@ -232,7 +232,7 @@ def _other_slices(question: _Question) -> Iterator[Remedy]:
                 break
 
 
-def _weaker_fences(question: _Question) -> Iterator[Remedy]:
+def _weaker_isolation(question: _Question) -> Iterator[Remedy]:
     """The strongest unaccepted isolation with which the request could start now."""
     asked = question.request
     levels = [Isolation.SOFT, Isolation.NONE] if asked.isolation is Isolation.HARD else [Isolation.NONE]

@@ -50,21 +50,21 @@ def test_a_stopped_server_is_named_wherever_one_looks_and_a_request_waits_no_lon
         assert why in late.stderr
         assert why in t4.tranche("explain", "--gpu-memory", "3G").stdout
         assert why in t4.tranche("gpus").stdout
-        assert why in t4.json("gpus")["gpus"][0]["sharing"]["fenced"]
-        assert "fenced" in t4.tranche("ps").stdout
-        assert why in holders(t4)[0]["fenced"]
+        assert why in t4.json("gpus")["gpus"][0]["sharing"]["unavailable"]
+        assert "unavailable" in t4.tranche("ps").stdout
+        assert why in holders(t4)[0]["unavailable"]
         assert why in t4.tranche("doctor").stdout
         assert why in t4.tranche("events").stdout
         assert unavailable_samples(t4) == ["1.0"]
     again = tenant(t4, "--gpu-memory", "3G", code=JOB)
     assert again.told() == 0
     assert unavailable_samples(t4) == ["0.0"]
-    assert holders(t4)[0]["fenced"] is None
+    assert holders(t4)[0]["unavailable"] is None
 
 
 def unavailable_samples(machine: TestMachine) -> list[str]:
     lines = machine.tranche("metrics").stdout.splitlines()
-    return [line.split()[-1] for line in lines if line.startswith("tranche_shared_device_fenced{")]
+    return [line.split()[-1] for line in lines if line.startswith("tranche_shared_device_unavailable{")]
 
 
 def test_a_request_goes_elsewhere_when_a_server_hangs() -> None:
@@ -77,7 +77,7 @@ def test_a_request_goes_elsewhere_when_a_server_hangs() -> None:
             second = tenant(machine, "--gpu-memory", "3G", code=JOB)
             assert second.told() == 0
             assert len({each["grants"][0]["gpuUUID"] for each in holders(machine)}) == 2
-            assert [bool(each["fenced"]) for each in holders(machine)] == [True, False]
+            assert [bool(each["unavailable"]) for each in holders(machine)] == [True, False]
         finally:
             machine.end()
             end_daemons(machine)
