@@ -15,6 +15,7 @@ from tests.demo.test_demo_parts import result_of
 from tests.documents.test_picture import every_kind
 from tests.kubernetes.fleet.test_explanation import everything_is_held, has_its_slice
 from tranche.cli.demo import result_json
+from tranche.cli.fence import fence_document
 from tranche.core.errors import all_errors
 from tranche.dashboard.pages import waste_of
 from tranche.dashboard.snapshot import MachineSnapshot
@@ -26,6 +27,7 @@ from tranche.kubernetes.jobs.description import JobSummary, description_document
 from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob, job_document, pod_document
 from tranche.kubernetes.support.checkup import cluster_finding_document
 from tranche.kubernetes.support.facts import ClusterFinding
+from tranche.node.fence import FenceReport
 from tranche.node.files.archive import ArchiveFile
 from tranche.node.health.checkup import Status
 
@@ -110,6 +112,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
         "Remedy": explained["remedies"][0],
         "EventList": events,
         "Event": events["events"][0],
+        "Fence": fence_document(FenceReport(None, "", (), ())),
         "Replay": replayed,
         "Replayed": replayed["decisions"][0],
         "BootStatus": machine.json("boot", "status"),

@@ -15,6 +15,7 @@ from tranche.core.events import (
     DaemonRecovered,
     EventData,
     FaultShared,
+    FenceChanged,
     GpuCordoned,
     GpuLost,
     GpuRecovered,
@@ -86,6 +87,8 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         PolicyChanged("", None),
         QuotaChanged("ann", 150, 1 << 40, None, 3600),
         QuotaChanged("", None, None, None, None),
+        FenceChanged((0, 1000)),
+        FenceChanged(None),
         TimeExtended(7200),
         BootEnded("b", "7*19", "HardwareError"),
     ]

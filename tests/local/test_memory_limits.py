@@ -24,7 +24,7 @@ from tranche.core.errors import HardwareError, LedgerUnavailable, SharingUnavail
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.hardware.control_groups import group_namespace, inside, own_group, remove_group
-from tranche.node.limits.limited_shares import CANARY, LimitTrialRunner, MemoryGroup, MemoryGroupManager
+from tranche.node.limits.share_groups import CANARY, LimitTrialRunner, ShareGroup, ShareGroupManager
 from tranche.node.state.session import StateFolder, boot_id
 
 TOTAL = GREEDY.replace("tell([len(sizes)", "tell([check(cu.cuMemGetInfo())[1] >> 20, len(sizes)")
@@ -62,7 +62,7 @@ def t4(folder: Path, groups: Path) -> Iterator[TestMachine]:
 
 def of_shares(machine: TestMachine) -> list[str]:
     """The shares that the state folder has a group for."""
-    notes = StateFolder(machine.state_dir).memory_groups
+    notes = StateFolder(machine.state_dir).share_groups
     return sorted(os.listdir(notes)) if notes.is_dir() else []
 
 
@@ -142,7 +142,7 @@ def test_a_group_whose_run_was_killed_goes_with_the_next_command(t4: TestMachine
 
 
 def test_a_note_that_cannot_be_written_says_nothing_of_the_driver(t4: TestMachine, groups: Path) -> None:
-    notes = StateFolder(t4.state_dir).memory_groups
+    notes = StateFolder(t4.state_dir).share_groups
     t4.state_dir.mkdir(parents=True, exist_ok=True)
     notes.write_text("a file where the folder should be")
     refused = t4.tranche("run", "--gpu-memory", "3G", "--", "true", code=LedgerUnavailable.exit_code)
@@ -155,12 +155,12 @@ def test_a_note_that_cannot_be_written_says_nothing_of_the_driver(t4: TestMachin
 
 def test_a_note_that_is_being_written_is_no_note(tmp_path: Path) -> None:
     places = StateFolder(tmp_path)
-    places.memory_groups.mkdir()
+    places.share_groups.mkdir()
     note = {"group": str(tmp_path / "tranche-a1"), "gpus": [], "namespace": "", "boot": ""}
-    (places.memory_groups / "a1.4711").write_text(json.dumps(note))
-    manager = MemoryGroupManager(places)
+    (places.share_groups / "a1.4711").write_text(json.dumps(note))
+    manager = ShareGroupManager(places)
     assert manager.left([]) == ()
-    (places.memory_groups / "a1").write_text(json.dumps(note))
+    (places.share_groups / "a1").write_text(json.dumps(note))
     assert [each.allocation_id for each in manager.left([])] == ["a1"]
 
 
@@ -296,17 +296,17 @@ def test_the_own_group_is_found_where_its_hierarchy_is_mounted(
 # When a group goes
 
 
-def noted(state_dir: Path, group: MemoryGroup) -> MemoryGroupManager:
+def noted(state_dir: Path, group: ShareGroup) -> ShareGroupManager:
     """The groups of a state folder that has a note of this one."""
-    groups = MemoryGroupManager(StateFolder(state_dir))
+    groups = ShareGroupManager(StateFolder(state_dir))
     groups._note(group)
     assert groups.left([]) == (group,)
     return groups
 
 
-def group_at(folder: Path, **more: str) -> MemoryGroup:
-    here = {"namespace": group_namespace(), "boot": boot_id(), **more}
-    return MemoryGroup("aaaa0001", folder / "tranche-aaaa0001", ("GPU-a",), **here)
+def group_at(folder: Path, **more: str) -> ShareGroup:
+    namespace, boot = more.get("namespace", group_namespace()), more.get("boot", boot_id())
+    return ShareGroup("aaaa0001", folder / "tranche-aaaa0001", ("GPU-a",), namespace, boot)
 
 
 @pytest.mark.parametrize("below", ["", "session/scope"])
@@ -353,7 +353,7 @@ def test_group_and_note_stay_while_the_driver_does_not_lift_the_limit(t4: TestMa
     assert first.ended()[0] == 0
     assert holders(t4) == []
     assert of_shares(t4) == [holder["id"]]
-    (left,) = MemoryGroupManager(StateFolder(t4.state_dir)).left([])
+    (left,) = ShareGroupManager(StateFolder(t4.state_dir)).left([])
     assert left.folder.is_dir()
     t4.machine.clear_injections()
     assert holders(t4) == []
@@ -364,7 +364,7 @@ def test_group_and_note_stay_while_the_driver_does_not_lift_the_limit(t4: TestMa
 def test_a_lost_gpu_keeps_no_group(t4: TestMachine, groups: Path) -> None:
     first = tenant(t4, "--gpu-memory", "3G")
     assert first.told() is not None
-    (left,) = MemoryGroupManager(StateFolder(t4.state_dir)).left([])
+    (left,) = ShareGroupManager(StateFolder(t4.state_dir)).left([])
     t4.machine.inject_lost(0)
     first.go_on()
     first.ended()

@@ -25,7 +25,7 @@ from tests.simulator.control_groups import hierarchy
 from tests.support.length import rounds
 from tranche.core.errors import GpuBusy, HardwareError, MpsFailed, NoRoom, SharingUnavailable, VerificationFailed
 from tranche.hardware.mps_process import DaemonProcess
-from tranche.node.limits.limited_shares import MemoryGroupManager
+from tranche.node.limits.share_groups import ShareGroupManager
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
 from tranche.node.state.session import StateFolder
@@ -218,7 +218,7 @@ class Life:
         later(self.machine)
         nothing_stays(self.machine)
         places = StateFolder(self.machine.state_dir)
-        assert [*MemoryGroupManager(places).left(()), *MemoryGroupManager(places).strays()] == []
+        assert [*ShareGroupManager(places).left(()), *ShareGroupManager(places).strays()] == []
         self.machine.machine.clear_injections()
         result, made = self.tenant("4G").told()
         assert result == 0, self.said

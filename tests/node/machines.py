@@ -19,7 +19,7 @@ from tranche.hardware.nvml import NvmlDriver
 from tranche.node.execution.executor import Progress, no_progress
 from tranche.node.held import HeldAllocation, QueuePlace
 from tranche.node.host import Host
-from tranche.node.limits.limited_shares import LimitsRefused
+from tranche.node.limits.share_groups import LimitsRefused
 from tranche.planning.decide.allocate import Decision, Waiting
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
 from tranche.planning.steps.plan import Plan

@@ -47,14 +47,14 @@ from tranche.node.health.checkup import (
 )
 from tranche.node.health.software import software
 from tranche.node.host import Host
-from tranche.node.limits.limited_shares import LimitTrialRunner, MemoryGroupManager
+from tranche.node.limits.share_groups import LimitTrialRunner, ShareGroupManager
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.processes.processes import MARK
 from tranche.node.recovery.adoption import find_strays
 from tranche.node.state.connection import VERSION, connect
 from tranche.node.state.known_gpus import with_lost_named
 from tranche.node.state.session import StateFolder
-from tranche.node.store import register
+from tranche.node.store import records, register
 
 if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection
@@ -155,13 +155,23 @@ def _leftovers(settings: Settings, driver: Driver, node: NodeState, places: Stat
     with closing(Host(driver, places.state_dir, environment=child_environment(settings))) as host:
         try:
             with host.ledger.read() as db:
-                allocations = register.allocations(db)
+                allocations, fenced = register.allocations(db), records.fence(db) is not None
             leftovers = check_leftovers(host.recovery_needed(), NodeView(node, allocations))
             seen = host.daemons.node_as_said(host.observe(), shared_by_mps(allocations))
             daemons = check_daemons(seen, allocations, host.daemons.records)
-            return [check_decisions(places), *leftovers, *check_pods(allocations), *daemons]
+            fence = _fence(host, seen, fenced=fenced) if os.geteuid() == 0 else ()
+            return [check_decisions(places), *leftovers, *check_pods(allocations), *daemons, *fence]
         except TrancheError as error:
             return [failed("leftovers", error)]
+
+
+def _fence(host: Host, node: NodeState, *, fenced: bool) -> list[Finding]:
+    from tranche.node.fence import check_fence, survey
+
+    try:
+        return [*check_fence(survey(host, node))]
+    except TrancheError as error:
+        return [failed("fence", error)] if fenced else []
 
 
 def _strays(settings: Settings, places: StateFolder) -> list[Finding]:
@@ -170,7 +180,7 @@ def _strays(settings: Settings, places: StateFolder) -> list[Finding]:
         daemons = [
             each.device_uuid for each in find_strays(MpsDaemonManager(places, child_environment(settings)), owner)
         ]
-        return [*check_strays(daemons, MemoryGroupManager(places).strays())]
+        return [*check_strays(daemons, ShareGroupManager(places).strays())]
     except TrancheError as error:
         return [failed("mps", error)]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from tranche.cli.fence import fence
 from tranche.cli.output import print_json, print_table, say, show
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, look_at, open_host, output_option
 from tranche.core.errors import PolicyInvalid, UsageError
@@ -42,7 +43,7 @@ _GPU_OPTION = click.option(
 
 @click.group("policy", cls=TrancheGroup)
 def command() -> None:
-    """Set and list sharing policies, quotas, the order of the queue, and the policy for idle shares.
+    """Set and list sharing policies, quotas, the order of the queue, the policy for idle shares, and the fence.
 
     A sharing policy applies to one GPU, or to all GPUs without their own policy. The help of `tranche policy set`
     explains the policies.
@@ -54,6 +55,7 @@ def command() -> None:
     $ tranche policy quota --gpus 2 --shares 8
     $ tranche policy fair
     $ tranche policy idle --after 45m --end
+    $ tranche policy fence --on
     $ tranche policy list
     """
 
@@ -131,6 +133,7 @@ def list_(settings: Settings, /, output: str) -> None:
         node = look_at(host).node
         with host.ledger.read() as db:
             policy, quotas, idle_ = records.sharing_policy(db), records.user_quotas(db), records.idle_policy(db)
+            exempt = records.fence(db)
     if output == "json":
         every = None if policy.every is None else str(policy.every)
         print_json(
@@ -139,6 +142,7 @@ def list_(settings: Settings, /, output: str) -> None:
             gpus=_documents(policy, node),
             quotas=_quota_documents(quotas),
             idle={"afterSeconds": idle_.after, "endsHolds": idle_.ends},
+            fence=None if exempt is None else {"exemptUids": sorted(exempt)},
         )
         return
     alike: dict[tuple[object, ...], list[int]] = {}
@@ -154,6 +158,9 @@ def list_(settings: Settings, /, output: str) -> None:
     if idle_ != IdlePolicy():
         show("")
         show(str(idle_))
+    if exempt is not None:
+        show("")
+        show("users open GPUs only in shares, which the kernel enforces")
     if set(quotas.values()) - {UserQuota(weight=1)} or set(quotas) - {EVERYONE}:
         show("")
         print_table(
@@ -429,3 +436,6 @@ def _source(policy: SharingPolicy, gpu_uuid: str) -> str:
     if gpu_uuid in policy.gpus:
         return "gpu"
     return "nothing" if policy.every is None else "all"
+
+
+command.add_command(fence)

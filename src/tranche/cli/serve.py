@@ -40,6 +40,7 @@ _NEEDED_LATER = (
     "pynvml",
     "tranche.core.events",
     "tranche.hardware.control_groups",
+    "tranche.hardware.device_filter",
     "tranche.hardware.limit_canary",
     "tranche.hardware.memory_limits",
     "tranche.hardware.mps_process",
@@ -47,6 +48,8 @@ _NEEDED_LATER = (
     "tranche.hardware.nvml_gauges",
     "tranche.local.idle",
     "tranche.local.share_spec",
+    "tranche.node.fence",
+    "tranche.node.limits.fence",
     "tranche.planning.decide.fairness",
 )
 """What functions import only where a request needs it."""

@@ -167,6 +167,10 @@ class QuotaExceeded(TrancheError, exit_code=37):
     """The request exceeds its user's quota, even if the user holds nothing else."""
 
 
+class FenceUnavailable(TrancheError, exit_code=38):
+    """The kernel cannot keep a program from opening GPUs outside its share, or the fence does not reach that program."""
+
+
 # 40 to 49, Kubernetes: the API server or the kubelet said no.
 
 

@@ -223,6 +223,14 @@ class PolicyChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class FenceChanged:
+    """The administrator put up the fence, which exempts these users by uid, or took it down (None)."""
+
+    kind: ClassVar = "FenceChanged"
+    exempt_uids: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class QuotaChanged:
     """The administrator set the quota of a user, of a group (`@` and its name), or of everyone (""); all None removes it.
 
@@ -302,6 +310,7 @@ EventData = (
     | GpuRecovered
     | PolicyChanged
     | QuotaChanged
+    | FenceChanged
     | TimeExtended
     | GpuCordoned
     | GpuUncordoned
@@ -352,6 +361,7 @@ _CODECS: Mapping[str, _Codec] = {
     "gpu_hours": _Codec("gpuHours"),
     "gpu_uuid": _Codec("gpuUUID"),
     "device_uuid": _Codec("deviceUUID"),
+    "exempt_uids": _Codec("exemptUids", lambda uids: uids and list(uids), lambda data: data and tuple(data)),
     "step": _Codec("step", dict),
     "pids": _Codec("pids", list, tuple),
     "mechanism": _Codec("mechanism", str, Sharing),

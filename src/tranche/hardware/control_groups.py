@@ -58,6 +58,15 @@ def own_group(proc: Path = _SELF) -> Path | None:
     return None
 
 
+def machine_group(proc: Path = _SELF) -> Path | None:
+    """The folder of the machine's topmost group of version 2; None if this process does not see it."""
+    try:
+        seen = group_namespace(proc) in _MACHINES_OWN
+        return next((e.folder for e in _mounts(proc) if seen and e.root == "/" and e.options == _VERSION_2), None)
+    except OSError:
+        return None
+
+
 def make_group(folder: Path) -> None:
     """Make a group; HardwareError if the kernel does not allow it."""
     try:
@@ -117,6 +126,15 @@ def populated(folder: Path) -> bool:
         return "populated 0" not in (folder / "cgroup.events").read_text()
     except OSError:
         return True
+
+
+def members(folder: Path) -> tuple[int, ...]:
+    """The pids of the processes in a group and below it that this process can see; none if there is no such group."""
+    found: list[int] = []
+    for below, _, _ in os.walk(folder):
+        with suppress(OSError):
+            found += map(int, Path(below, _PROCESSES).read_text().split())
+    return tuple(pid for pid in found if pid)
 
 
 def remove_group(folder: Path) -> bool:

@@ -11,8 +11,11 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
 
+from tranche.core.errors import FenceUnavailable
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState
 from tranche.hardware.driver import STATE_IN_CONTAINER
 from tranche.hardware.host_facts import sysfs_address
@@ -22,6 +25,9 @@ _CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", 
 HOOK_PATH = "/usr/bin/nvidia-ctk"
 """The host's nvidia-ctk or nvidia-cdi-hook, unless configured otherwise."""
 _MIG_MINORS = "proc/driver/nvidia-caps/mig-minors"
+_GPU_MAJOR: Final = 195
+"""Linux assigns this number to the driver (Documentation/admin-guide/devices.txt); that of the capabilities changes."""
+_CONTROL_MINORS: Final = (254, 255)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,43 @@ class ContainerEdits:
     hooks: tuple[_CdiHook, ...] = ()
 
 
+class DeviceTable(NamedTuple):
+    """The kernel's numbers of the device files that open GPUs and slices.
+
+    `gpus` and `capabilities` are major numbers; `capabilities` is None if the driver has no MIG capabilities. `mig_minors` maps
+    the path of a capability, such as `gpu0/gi1/access`, to its minor number.
+    """
+
+    gpus: int
+    capabilities: int | None
+    mig_minors: Mapping[str, int]
+
+    @property
+    def majors(self) -> tuple[int, ...]:
+        """The major numbers of all files that open a GPU or a slice."""
+        return (self.gpus,) if self.capabilities is None else (self.gpus, self.capabilities)
+
+    @property
+    def control(self) -> frozenset[tuple[int, int]]:
+        """The files with a GPU's major number that open no GPU: nvidia-modeset and nvidiactl."""
+        return frozenset((self.gpus, minor) for minor in _CONTROL_MINORS)
+
+    def of_gpu(self, gpu: GpuState) -> frozenset[tuple[int, int]]:
+        """The file of a whole GPU."""
+        return frozenset(((self.gpus, _minor(gpu)),))
+
+    def of_slice(self, gpu: GpuState, instance: GpuInstance, piece: ComputeInstance) -> frozenset[tuple[int, int]]:
+        """The files of a slice: its GPU's and its two capabilities. FenceUnavailable if the driver lacks one of those."""
+        found = [self.mig_minors.get(name) for name in _capabilities(gpu, instance, piece)]
+        minors = [each for each in found if each is not None]
+        if self.capabilities is None or len(minors) != len(found):
+            raise FenceUnavailable(
+                f"{gpu.label}: the driver shows no capability files for GPU instance {instance.id}",
+                hint=f"see whether /{_MIG_MINORS} lists them",
+            )
+        return self.of_gpu(gpu) | {(self.capabilities, minor) for minor in minors}
+
+
 def merged(edits: Sequence[ContainerEdits]) -> ContainerEdits:
     """All these additions together, each once."""
     return ContainerEdits(
@@ -89,6 +132,10 @@ class DeviceFiles(ABC):
     def beside_runtime(self) -> ContainerEdits:
         """What a container needs beyond what the NVIDIA container runtime adds because of NVIDIA_VISIBLE_DEVICES."""
         return ContainerEdits()
+
+    @abstractmethod
+    def numbers(self) -> DeviceTable:
+        """The numbers of the device files."""
 
     @abstractmethod
     def by_cdi(self, driver_version: str) -> ContainerEdits:
@@ -141,10 +188,15 @@ class DriverFiles(DeviceFiles):
     def slice_nodes(self, gpu: GpuState, instance: GpuInstance, piece: ComputeInstance) -> tuple[DeviceNode, ...]:
         """The GPU's node and the capability files of the GPU instance and of the compute instance."""
         minors = parse_mig_minors(_read(self._host / _MIG_MINORS))
-        place = f"gpu{_minor(gpu)}/gi{instance.id}"
-        wanted = (f"{place}/access", f"{place}/ci{piece.id}/access")
+        wanted = _capabilities(gpu, instance, piece)
         caps = tuple(self._node(f"/dev/nvidia-caps/nvidia-cap{minors[name]}") for name in wanted if name in minors)
         return (*self.gpu_nodes(gpu), *caps)
+
+    def numbers(self) -> DeviceTable:
+        """The capabilities' major number is in `/proc/devices`, under the name `nvidia-caps`."""
+        lines = (line.split() for line in _read(self._host / "proc/devices").splitlines())
+        capabilities = next((int(line[0]) for line in lines if line[1:] == ["nvidia-caps"]), None)
+        return DeviceTable(_GPU_MAJOR, capabilities, parse_mig_minors(_read(self._host / _MIG_MINORS)))
 
     def by_cdi(self, driver_version: str) -> ContainerEdits:
         """Control nodes, that version's libraries and programs, and the hooks by which programs find them.
@@ -196,6 +248,12 @@ class DriverFiles(DeviceFiles):
         return DeviceNode(self._dev_root.rstrip("/") + path, path)
 
 
+def device_files(environment: Mapping[str, str]) -> DeviceFiles:
+    """The files of this machine, or of the simulated one that the environment names."""
+    simulated = environment.get("TRANCHE_SIM_STATE")
+    return SimulatedDeviceFiles(Path(simulated)) if simulated else DriverFiles()
+
+
 def parse_mig_minors(text: str) -> Mapping[str, int]:
     """Capability path -> minor number of its device node, from `/proc/driver/nvidia-caps/mig-minors`.
 
@@ -203,6 +261,12 @@ def parse_mig_minors(text: str) -> Mapping[str, int]:
     """
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _capabilities(gpu: GpuState, instance: GpuInstance, piece: ComputeInstance) -> tuple[str, str]:
+    """The capabilities of a slice's GPU instance and compute instance, as the driver names them."""
+    place = f"gpu{_minor(gpu)}/gi{instance.id}"
+    return f"{place}/access", f"{place}/ci{piece.id}/access"
 
 
 def _minor(gpu: GpuState) -> int:
@@ -276,6 +340,9 @@ def _candidates(root: Path, version: str) -> Iterator[Path]:
 
 LIBRARIES_IN_CONTAINER = "/usr/local/nvidia/lib64"
 PROGRAM_IN_CONTAINER = "/usr/bin/nvidia-smi"
+SIMULATED_GPU_MAJOR: Final = 1195
+SIMULATED_CAPABILITY_MAJOR: Final = 1196
+_SIMULATED_GPUS: Final = 16
 VISIBLE_DEVICES_FOLDER = "/var/run/nvidia-container-devices"
 
 
@@ -313,6 +380,18 @@ class SimulatedDeviceFiles(DeviceFiles):
     def device_by_cdi(self, uuid: str) -> ContainerEdits:
         """The file that names the device."""
         return ContainerEdits(mounts=(Mount("/dev/null", f"{VISIBLE_DEVICES_FOLDER}/{uuid}"),))
+
+    def numbers(self) -> DeviceTable:
+        """Numbers that no device has: the kernel uses major numbers below 512.
+
+        The minor numbers of the capabilities are the driver's: 135 for a GPU, 9 of them for a GPU instance.
+        """
+        minors = {}
+        for gpu, instance in product(range(_SIMULATED_GPUS), range(15)):
+            place, first = f"gpu{gpu}/gi{instance}", 3 + 135 * gpu + 9 * instance
+            minors[f"{place}/access"] = first
+            minors.update({f"{place}/ci{piece}/access": first + 1 + piece for piece in range(8)})
+        return DeviceTable(SIMULATED_GPU_MAJOR, SIMULATED_CAPABILITY_MAJOR, minors)
 
     def numa_node(self, gpu: GpuState) -> int | None:
         """From the simulated machine: its bus addresses mean nothing to this host's sysfs."""

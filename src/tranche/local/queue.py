@@ -41,7 +41,7 @@ from tranche.local.wakeup_pipe import WakeupPipe, attending, ring, silent
 from tranche.node.execution.executor import Progress, no_progress
 from tranche.node.held import HeldAllocation, QueuePlace, ReservedShare
 from tranche.node.host import Host
-from tranche.node.limits.limited_shares import LimitsRefused
+from tranche.node.limits.share_groups import LimitsRefused
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.interrupts import interruptible, uninterruptible
 from tranche.node.processes.keeping import RemainingProcesses

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tranche.core.allocation import Allocation, FractionalShare, parts_by
-from tranche.core.errors import AllocationUnknown, SharingUnavailable, TrancheError
+from tranche.core.errors import AllocationUnknown, FenceUnavailable, SharingUnavailable, TrancheError
 from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
@@ -35,7 +35,7 @@ from tranche.node.locks.interrupts import (
 )
 from tranche.node.mps.mps_records import DaemonRecord
 from tranche.node.processes.processes import Process
-from tranche.node.store import chronicle, register
+from tranche.node.store import chronicle, records, register
 from tranche.planning.decide.allocate import Granted, Waiting
 
 if TYPE_CHECKING:
@@ -76,12 +76,13 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
         from tranche.local.share_spec import refuse_without_cdi  # seldom needed
 
         refuse_without_cdi(host)
+    _refuse_fenced_hold(host, asked)
     heed_signals()
     queue = Queue(
         host,
         adopt_foreign_destroy=asked.adopt_foreign_destroy,
         record=asked.record,
-        refuse=partial(_refuse_out_of_reach, asked),
+        refuse=partial(_refuse_out_of_reach, host, asked),
     )
     try:
         held = queue.acquire(
@@ -129,8 +130,25 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
         ignore_signals()
 
 
-def _refuse_out_of_reach(asked: RunRequest, decision: Granted) -> None:
-    """SharingUnavailable for the driver's memory limits where they do not reach: in containers, and in a session."""
+def _refuse_fenced_hold(host: Host, asked: RunRequest) -> None:
+    """FenceUnavailable for a hold of a user behind the fence: the programs of the session are in no share's group."""
+    if asked.workload.text != HELD:
+        return
+    with host.ledger.read() as db:
+        exempt = records.fence(db)
+    if exempt is not None and asked.workload.uid not in exempt:
+        raise FenceUnavailable(
+            "this machine has a fence, so a session opens no GPU, even if it holds a share",
+            hint="run a shell in the share: tranche run REQUEST -- bash",
+        )
+
+
+def _refuse_out_of_reach(host: Host, asked: RunRequest, decision: Granted) -> None:
+    """Refuse what does not reach the programs: the fence a session, and the driver's memory limits a session and a container.
+
+    Raises FenceUnavailable and SharingUnavailable.
+    """
+    _refuse_fenced_hold(host, asked)
     if not parts_by(Sharing.MEMORY_LIMITS, decision.grants):
         return
     if asked.cdi:
@@ -179,7 +197,7 @@ def _run_in_share(
     allocation = held.allocation
     with ExitStack() as stack:
         if held.group is not None:
-            stack.callback(host.memory_groups.drop, held.group)
+            stack.callback(host.share_groups.drop, held.group)
         gpus = {uuid: host.observe_gpu(uuid) for uuid in {each.gpu_uuid for each in allocation.grants}}
         host.daemons.open_to(allocation, workload.uid)
         share = share_environment(held, gpus.__getitem__, host.places, workload.uid)

@@ -32,13 +32,14 @@ from tranche.local.run import RunRequest, run
 from tranche.local.run_report import RunReporter
 from tranche.local.time_limit import end_overdue, extend, overdue
 from tranche.node.host import Host
+from tranche.node.limits.share_groups import ShareGroupManager
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.locks import FileLock
 from tranche.node.mps.mps_records import IDLE_SECONDS
 from tranche.node.processes.processes import MARK, process_at
 from tranche.node.state.connection import LONGEST_COMMAND, VERSION, ServiceConnection
 from tranche.node.state.session import StateFolder, boot_clock
-from tranche.node.store import register
+from tranche.node.store import records, register
 from tranche.node.store.ledger import Ledger, content_for_users
 from tranche.node.store.register import user_name
 
@@ -99,7 +100,7 @@ class RunService:
                 for descriptor in ready & set(self._silent):
                     self._hear(selector, descriptor)
                 self._drop_late(selector)
-                if time.monotonic() >= self._tidy_at or (self._look_due() and self._any_overdue()):
+                if time.monotonic() >= self._tidy_at or (self._look_due() and self._anything_due()):
                     self._tidy(selector)
                 if _file_at(self.listener.getsockname()) != here:
                     raise ServiceUnavailable(
@@ -110,7 +111,7 @@ class RunService:
                     self._accept(selector)
 
     def _look_due(self) -> bool:
-        """Whether to look for overdue commands, now and then."""
+        """Whether to look now for what nobody else does."""
         if due := time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _LOOK_SECONDS
         return due
@@ -118,7 +119,8 @@ class RunService:
     def _patience(self) -> float:
         now = time.monotonic()
         begun = min((since for _, _, since in self._silent.values()), default=now + _LOOK_SECONDS)
-        return min(_LOOK_SECONDS, max(0.0, min(begun + _SPEAKS_WITHIN_SECONDS, self._tidy_at) - now))
+        due = min(begun + _SPEAKS_WITHIN_SECONDS, self._tidy_at, self._look_at)
+        return min(_LOOK_SECONDS, max(0.0, due - now))
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
@@ -212,11 +214,23 @@ class RunService:
         with self.open_host(os.getuid()) as host:
             host.view(seconds=_ORDER_SECONDS, thorough=True)
             end_overdue(host)
+            with host.ledger.read() as db:
+                fenced = records.fence(db) is not None
+            if fenced:
+                from tranche.node.fence import confine_sessions  # most machines have no fence
 
-    def _any_overdue(self) -> bool:
-        """Whether the time of a command is over, and nothing ends it."""
+                confine_sessions(host)
+
+    def _anything_due(self) -> bool:
+        """Whether the time of a command is over, and nothing ends it, or sessions are to be fenced."""
         with suppress(TrancheError), closing(Ledger(self.ledger)) as ledger, ledger.read() as db:
-            return bool(overdue(register.allocations(db), boot_clock(), time.time()))
+            allocations = register.allocations(db)
+            if overdue(allocations, boot_clock(), time.time()):
+                return True
+            if records.fence(db) is not None:
+                from tranche.node.fence import sessions_due  # most machines have no fence
+
+                return sessions_due(allocations, ShareGroupManager(StateFolder(self.ledger.parent)))
         return False
 
     def _work_and_exit(self, who: str, selector: selectors.BaseSelector, work: Callable[[], None]) -> None:

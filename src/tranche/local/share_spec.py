@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 from tranche.core.allocation import FractionalShare, Grant, device_uuid
 from tranche.core.errors import CdiUnavailable
 from tranche.core.state import GpuState
 from tranche.core.wire import request_to_dict
 from tranche.hardware.cdi import CdiDevice, CdiSpec, edits_of, write_spec
-from tranche.hardware.nodes import DeviceFiles, DriverFiles, SimulatedDeviceFiles, merged
+from tranche.hardware.nodes import device_files, merged
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.processes.processes import KEY, MARK, REGISTER
@@ -25,7 +24,7 @@ _KIND = "tranche.dev/share"
 
 def refuse_without_cdi(host: Host) -> None:
     """CdiUnavailable if this machine lacks what a container needs to find the driver."""
-    if why := _files(host).why_no_cdi():
+    if why := device_files(host.environment).why_no_cdi():
         raise CdiUnavailable(f"containers cannot use a share: {why}", hint="install NVIDIA's container toolkit")
 
 
@@ -38,7 +37,7 @@ def write_share_spec(host: Host, held: HeldAllocation, gpus: Mapping[str, GpuSta
 
     Raises the errors of `edits_of`, and CdiUnavailable if the file cannot be written.
     """
-    files, pipes = _files(host), host.daemons.records.pipes
+    files, pipes = device_files(host.environment), host.daemons.records.pipes
     allocation = held.allocation
     given = (_word(each, device_uuid(each, gpus[each.gpu_uuid])) for each in allocation.grants)
     marks = (
@@ -59,8 +58,3 @@ def write_share_spec(host: Host, held: HeldAllocation, gpus: Mapping[str, GpuSta
 
 def _word(grant: Grant, uuid: str) -> str:
     return part_word(uuid, grant) if isinstance(grant, FractionalShare) else uuid
-
-
-def _files(host: Host) -> DeviceFiles:
-    simulated = host.environment.get("TRANCHE_SIM_STATE")
-    return SimulatedDeviceFiles(Path(simulated)) if simulated else DriverFiles()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tranche.core.allocation import Allocation
-from tranche.node.limits.limited_shares import MemoryGroup
+from tranche.node.limits.share_groups import ShareGroup
 from tranche.node.locks.locks import FileLock
 from tranche.node.store.records import Waiter
 from tranche.planning.steps.plan import Plan
@@ -29,7 +29,7 @@ class HeldAllocation:
     allocation: Allocation
     lock: FileLock
     key: str = ""
-    group: MemoryGroup | None = None
+    group: ShareGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from tranche.node.execution.guards import refuse_changing, refuse_held_by_any
 from tranche.node.execution.host_context import HostContext
 from tranche.node.held import HeldAllocation, QueuePlace, ReservedShare
 from tranche.node.inspection import MachineReader
-from tranche.node.limits.limited_shares import LimitTrialRunner, limited_group
+from tranche.node.limits.share_groups import LimitTrialRunner, share_group
 from tranche.node.locks.deciding import slow_decision, taking_turn
 from tranche.node.locks.interrupts import WaitInterrupted
 from tranche.node.locks.locks import FileLock
@@ -60,6 +60,7 @@ from tranche.planning.steps.plan import Plan, refuse_recut, refuse_unavailable, 
 
 if TYPE_CHECKING:
     from tranche.core.events import Event
+    from tranche.hardware.device_filter import FenceFilter
     from tranche.planning.decide.allocate import Granted
 
 
@@ -290,13 +291,14 @@ class Host(HostContext):
                 raise
         try:
             refuse_unavailable_parts(self.daemons, self.ledger, held.allocation, reservation.plan, seconds)
-            group = limited_group(
+            group = share_group(
                 held.allocation,
                 reservation.driver_version,
-                self.memory_groups,
+                self.share_groups,
                 self._trials,
                 self.ledger,
                 self.clock,
+                self._fence_rule(held.allocation),
             )
             held = replace(held, group=group)
         except BaseException:
@@ -317,6 +319,17 @@ class Host(HostContext):
         self.boundary()
         reservation.place.lock.release(remove=True)
         return held
+
+    def _fence_rule(self, allocation: Allocation) -> FenceFilter | None:
+        with (
+            self.ledger.read() as db
+        ):  # the register has the allocation: who switches the fence on from now on sees it there
+            fenced = records.fence(db) is not None
+        if not fenced:
+            return None
+        from tranche.node.limits.fence import rule_of  # most machines have no fence
+
+        return rule_of(allocation, self.observe_gpu, self.environment)
 
     def _take_back(self, reservation: ReservedShare) -> None:
         with self.ledger.write() as db:

@@ -21,8 +21,8 @@ from tranche.core.errors import TrancheError
 from tranche.core.keeper import NOT_KNOWN_YET
 from tranche.core.state import DeviceVisibility, NodeState
 from tranche.node.execution.host_context import HostContext
-from tranche.node.limits.limited_shares import LimitTrialRunner
 from tranche.node.limits.overdrawn import with_overdrawn
+from tranche.node.limits.share_groups import LimitTrialRunner
 from tranche.node.locks.locks import is_held
 from tranche.node.processes.pod_processes import devices_of_pods
 from tranche.node.recovery.adoption import find_again, note_missing, record_missing, shares_of_processes, take_over
@@ -114,7 +114,7 @@ class MachineReader:
         """
         owner, whole = self._owner, view.node.scope is DeviceVisibility.ALL
         take_over(self._daemons, view.node, owner, whole=whole)
-        self._machine.memory_groups.find_again([gpu.uuid for gpu in view.node if not gpu.lost])
+        self._machine.share_groups.find_again([gpu.uuid for gpu in view.node if not gpu.lost])
         there, now = devices(view.node), self._machine.clock()
         contexts = {gpu.uuid: gpu.context_memory for gpu in view.node}
         found = shares_of_processes(there, self._places.state_dir, uid=owner, now=now, contexts=contexts)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tranche.core.state import GpuState
 from tranche.hardware.driver import Driver
 from tranche.node.execution.timeslices import TimesliceStore
-from tranche.node.limits.limited_shares import MemoryGroupManager
+from tranche.node.limits.share_groups import ShareGroupManager
 from tranche.node.locks.interrupts import interruptible
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.state.session import StateFolder, boot_clock
@@ -52,7 +52,7 @@ class HostContext:
         self.ledger = open_to_read(self.places) if self.reading else Ledger(self.places.ledger)
         self.daemons = MpsDaemonManager(self.places, self.environment)
         self.timeslices = TimesliceStore(self.places)
-        self.memory_groups = MemoryGroupManager(self.places)
+        self.share_groups = ShareGroupManager(self.places)
         self.sleep = interruptible()(self.sleep)
 
     def spec_file(self, allocation_id: str) -> Path:

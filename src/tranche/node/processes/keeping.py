@@ -1,15 +1,17 @@
 """What keeps the share of an ended command: processes that the command started and left running.
 
 Looks for cheap evidence first: the share's lock, which children inherit; then the share's name in the environment of every
-process. The process that ran the command also knows its orphans, even if they closed and overwrote everything. A process that
-cannot be read does not count as gone.
+process. The process that ran the command also knows its orphans, even if they closed and overwrote everything, and so does the
+share's control group, if it has one. A process that cannot be read does not count as gone.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tranche.core.keeper import KeeperStatus, ProcessKeeper
 from tranche.node.locks.locks import is_held
@@ -81,7 +83,7 @@ def remains_of(
     `orphans` are the caller's children that the command left, oldest first.
     """
     lock = places.allocation(allocation_id)
-    orphans = _each_once(*orphans, *_recorded(keeper))
+    orphans = _each_once(*orphans, *_recorded(keeper), *_in_group(places.share_groups / allocation_id))
     if is_held(lock):
         seen = (process_at(pid) for pid in holders_of(lock))
         return RemainingProcesses(True, tuple(each for each in seen if each is not None), orphans=orphans)
@@ -97,6 +99,17 @@ def _recorded(keeper: ProcessKeeper) -> tuple[Process, ...]:
     named = {(keeper.pid, keeper.started), *keeper.others}
     found = (process_at(pid) for pid, _ in sorted(named, key=lambda each: each[1]))
     return tuple(each for each in found if each is not None and (each.pid, each.started) in named)
+
+
+def _in_group(note: Path) -> tuple[Process, ...]:
+    """The living processes in the share's control group, which no process leaves; none if the share has no group."""
+    try:
+        folder = Path(json.loads(note.read_text())["group"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+    from tranche.hardware.control_groups import members  # most shares have no group
+
+    return tuple(each for each in map(process_at, members(folder)) if each is not None)
 
 
 def _each_once(*processes: Process) -> tuple[Process, ...]:

@@ -39,7 +39,7 @@ class DaemonReconciler:
 
     def __init__(self, machine: HostContext, executor: Executor) -> None:
         self._machine = machine
-        self._daemons, self._groups, self._timeslices = machine.daemons, machine.memory_groups, machine.timeslices
+        self._daemons, self._groups, self._timeslices = machine.daemons, machine.share_groups, machine.timeslices
         self._executor = executor
         self._noting = threading.Lock()
 

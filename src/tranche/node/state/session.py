@@ -23,7 +23,7 @@ class StateFolder:
         self.known_gpus = state_dir / "gpus.json"  # the GPUs seen at each index
         self.limit_trial = state_dir / "memory-limits.json"  # the results of trying the driver's memory limits
         self.manager_name = state_dir / "mig-manager"  # the name of the machine's MIG manager, kept across restarts
-        self.memory_groups = state_dir / "groups"  # notes on the control groups that limit the memory of shares
+        self.share_groups = state_dir / "groups"  # notes on the control groups that limit the memory of shares
         self.mps = state_dir / "mps"  # the MPS daemons' sockets, logs and records; socket names must be short
         self.socket = state_dir / "socket"  # where the service listens for `tranche run` of other users
         self.timeslices = state_dir / "timeslices"  # the wanted and the set lengths of time slices

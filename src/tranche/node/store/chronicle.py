@@ -238,6 +238,14 @@ def quota_changed(db: sqlite3.Connection, time: float, user: str, quota: UserQuo
     _write(db, time, QuotaChanged(user, *(quota or UserQuota())), message)
 
 
+def fence_changed(db: sqlite3.Connection, time: float, exempt: frozenset[int] | None) -> None:
+    """The administrator put up the fence, which exempts these users, or took it down (None)."""
+    from tranche.core.events import FenceChanged
+
+    uids = None if exempt is None else tuple(sorted(exempt))
+    _write(db, time, FenceChanged(uids), "the fence is off" if uids is None else "the fence is on")
+
+
 def time_extended(db: sqlite3.Connection, time: float, allocation_id: str, time_limit: int) -> None:
     """The time limit of a running command was extended to so many seconds."""
     from tranche.core.events import TimeExtended

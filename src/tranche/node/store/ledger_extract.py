@@ -67,6 +67,7 @@ _TABLES: Mapping[str, Mapping[str, Column]] = {
     "chores": {"name": kept},
     "cordons": {"gpu_uuid": kept, "user": _left_out, "reason": _left_out, "since": kept},
     "user_quotas": dict.fromkeys(("uid", "gpu_percent", "memory", "shares", "time_limit", "gpu_hours", "weight"), kept),
+    "fence": {"uid": kept},
     "idle_policy": dict.fromkeys(("after", "ends"), kept),
     "idle": dict.fromkeys(("allocation_id", "since", "seen"), kept),
     "usage": dict.fromkeys(("day", "uid", "gpu_seconds", "share_seconds", "shares"), kept),

@@ -127,6 +127,18 @@ def set_user_quota(db: sqlite3.Connection, uid: str, quota: UserQuota | None) ->
         db.execute("INSERT INTO user_quotas VALUES (?, ?, ?, ?, ?, ?, ?)", (uid, *quota))
 
 
+def fence(db: sqlite3.Connection) -> frozenset[int] | None:
+    """The users whose sessions may open GPUs although the machine has the fence; None if it has no fence."""
+    return frozenset(row[0] for row in db.execute("SELECT uid FROM fence")) or None
+
+
+def set_fence(db: sqlite3.Connection, exempt: frozenset[int] | None) -> None:
+    """Put up the fence, which exempts root and these users, or take it down."""
+    db.execute("DELETE FROM fence")
+    if exempt is not None:
+        db.executemany("INSERT INTO fence VALUES (?)", [(uid,) for uid in sorted(exempt | {0})])
+
+
 def idle_policy(db: sqlite3.Connection) -> IdlePolicy:
     """What the administrator wants of idle shares."""
     row = db.execute("SELECT after, ends FROM idle_policy").fetchone()

@@ -109,6 +109,7 @@ CREATE TABLE user_quotas (
     uid TEXT PRIMARY KEY, gpu_percent INTEGER, memory INTEGER, shares INTEGER, time_limit INTEGER, gpu_hours INTEGER,
     weight INTEGER
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE fence (uid INTEGER PRIMARY KEY) STRICT;
 CREATE TABLE idle_policy (after INTEGER NOT NULL, ends INTEGER NOT NULL) STRICT;
 CREATE TABLE idle (
     allocation_id TEXT PRIMARY KEY REFERENCES allocations(id) ON DELETE CASCADE, since REAL NOT NULL, seen REAL NOT NULL

@@ -1,4 +1,4 @@
-"""Enforces a share's memory limits on its own control group, or finds that this driver enforces none.
+"""Enforces a share's memory limits and the fence on its own control group, or finds that this driver enforces no limits.
 
 Each such share has a group, and a note of it in the state folder for cleanup. The note is written before the group is made and
 removed after it. If a process is killed, its note stays. The next command that decides removes the limits and the group, once the
@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tranche.core.allocation import Allocation, FractionalShare, parts_by
-from tranche.core.errors import HardwareError, LedgerUnavailable, TrancheError
+from tranche.core.errors import FenceUnavailable, HardwareError, LedgerUnavailable, TrancheError
 from tranche.core.quantity import MIB
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import DeviceVisibility, GpuState, NodeState
@@ -30,11 +30,14 @@ from tranche.node.state.state_file import read_state_file, replace_state_file
 from tranche.node.store import chronicle
 from tranche.node.store.ledger import Ledger
 
+if TYPE_CHECKING:
+    from tranche.hardware.device_filter import FenceFilter
+
 _NAME: Final = "tranche-"
 
 
-class MemoryGroup(NamedTuple):
-    """The group of one share, and the GPUs on which it has limits.
+class ShareGroup(NamedTuple):
+    """The group of one share, and the GPUs on which it has limits. If it is `fenced`, its processes can open no other devices.
 
     Its path is valid in the control group namespace `namespace`, and its boot of the machine is `boot`; unknown is "".
     """
@@ -44,38 +47,65 @@ class MemoryGroup(NamedTuple):
     gpu_uuids: tuple[str, ...]
     namespace: str = ""
     boot: str = ""
+    fenced: bool = False
 
 
-class MemoryGroupManager:
+class ShareGroupManager:
     """The groups of the shares of one machine."""
 
     def __init__(self, places: StateFolder) -> None:
         self._register = places.state_dir
-        self._notes = places.memory_groups
+        self._notes = places.share_groups
 
-    def make(self, allocation: Allocation) -> MemoryGroup | None:
-        """Make an allocation's group and verify its limits; None when no part needs one."""
+    @property
+    def owner(self) -> str:
+        """The register, as groups and device filters name it."""
+        return os.path.realpath(self._register)
+
+    def make(self, allocation: Allocation, rule: FenceFilter | None = None) -> ShareGroup | None:
+        """Make an allocation's group with its limits and the `rule` of the fence, and verify them; None when it needs neither.
+
+        Raises FenceUnavailable if the kernel does not enforce the rule.
+        """
         parts = parts_by(Sharing.MEMORY_LIMITS, allocation.grants)
-        if not parts:
+        if not parts and rule is None:
             return None
         from tranche.hardware.control_groups import group_namespace, make_group, mark_group, own_group
-        from tranche.hardware.memory_limits import limit_memory, verify_limit
 
-        parent = own_group()
+        if rule is not None:
+            from tranche.hardware.device_filter import attach_filter
+            from tranche.node.limits.fence import fenced_groups
+        parent = own_group() if rule is None else fenced_groups()
         if parent is None:
             raise HardwareError("the driver's memory limits need cgroup v2, which is not available here")
-        group = MemoryGroup(
+        group = ShareGroup(
             allocation.id,
             parent / f"{_NAME}{allocation.id}",
             tuple(part.gpu_uuid for part in parts),
             group_namespace(),
             boot_id(),
+            rule is not None,
         )
         self._note(group)
-        limited: list[str] = []
         try:
             make_group(group.folder)
-            mark_group(group.folder, os.path.realpath(self._register))
+            mark_group(group.folder, self.owner)
+            if rule is not None:
+                attach_filter(group.folder, rule, self.owner)
+        except TrancheError as error:
+            self.drop(group._replace(gpu_uuids=()))
+            if rule is None or isinstance(error, FenceUnavailable):
+                raise
+            raise FenceUnavailable(error.message, hint=error.hint) from error
+        if parts:
+            self._limit(group, parts)
+        return group
+
+    def _limit(self, group: ShareGroup, parts: Sequence[FractionalShare]) -> None:
+        from tranche.hardware.memory_limits import limit_memory, verify_limit
+
+        limited: list[str] = []
+        try:
             for part in parts:
                 limit_memory(part.gpu_uuid, group.folder, soft=part.memory, hard=part.memory)
                 limited.append(part.gpu_uuid)
@@ -86,43 +116,51 @@ class MemoryGroupManager:
             self._note(begun)
             self.drop(begun)
             raise
-        return group
 
     def strays(self) -> tuple[Path, ...]:
         """The groups of this register's shares without a note: the note was lost with the state folder."""
         from tranche.hardware.control_groups import marked_groups
 
-        found = marked_groups(os.path.realpath(self._register))
+        found = marked_groups(self.owner)
         return tuple(each for each in found if not (self._notes / each.name.removeprefix(_NAME)).exists())
 
     def find_again(self, gpu_uuids: Collection[str]) -> None:
         """Rewrite the lost notes of groups, each with the GPUs on which it has limits."""
         from tranche.hardware.control_groups import group_namespace
+        from tranche.hardware.device_filter import attached_filters
         from tranche.hardware.memory_limits import has_limit
 
         for folder in self.strays():
             limited = tuple(each for each in gpu_uuids if has_limit(each, folder))
             name = folder.name.removeprefix(_NAME)
-            self._note(MemoryGroup(name, folder, limited, group_namespace(), boot_id()))
+            fenced = False
+            with suppress(TrancheError):
+                fenced = bool(attached_filters(folder, self.owner))
+            self._note(ShareGroup(name, folder, limited, group_namespace(), boot_id(), fenced))
 
-    def left(self, living: Collection[str]) -> tuple[MemoryGroup, ...]:
+    def left(self, living: Collection[str]) -> tuple[ShareGroup, ...]:
         """The groups of allocations that are not in `living`."""
+        return tuple(each for each in self._noted(living))
+
+    def fenced(self) -> frozenset[str]:
+        """The ids of the allocations with a fenced group."""
+        return frozenset(each.allocation_id for each in self._noted(()) if each.fenced)
+
+    def _noted(self, without: Collection[str]) -> Iterator[ShareGroup]:
         try:
             names = os.listdir(self._notes)
         except OSError:
-            return ()
-        found = []
-        for name in sorted(set(names) - set(living)):
+            return
+        for name in sorted(set(names) - set(without)):
             # A note may disappear meanwhile. Other files are ignored, and so are notes that are being written.
             if "." in name:
                 continue
             with suppress(OSError, ValueError, KeyError, TypeError):
                 note = json.loads((self._notes / name).read_text())
                 words = str(note.get("namespace", "")), str(note.get("boot", ""))
-                found.append(MemoryGroup(name, Path(note["group"]), tuple(note["gpus"]), *words))
-        return tuple(found)
+                yield ShareGroup(name, Path(note["group"]), tuple(note["gpus"]), *words, bool(note.get("fenced")))
 
-    def drop(self, group: MemoryGroup) -> bool:
+    def drop(self, group: ShareGroup) -> bool:
         """Remove the limits and the group, then the note; returns whether all are gone.
 
         Group and note stay while something may run in the group, while the driver refuses to lift a limit on a GPU that answers,
@@ -135,17 +173,18 @@ class MemoryGroupManager:
         (self._notes / group.allocation_id).unlink(missing_ok=True)
         return True
 
-    def _note(self, group: MemoryGroup) -> None:
+    def _note(self, group: ShareGroup) -> None:
         note = {
             "group": str(group.folder),
             "gpus": list(group.gpu_uuids),
             "namespace": group.namespace,
             "boot": group.boot,
+            "fenced": group.fenced,
         }
         replace_state_file(self._notes / group.allocation_id, json.dumps(note))
 
 
-def _ended(group: MemoryGroup) -> bool:
+def _ended(group: ShareGroup) -> bool:
     """Whether the group is gone: it ended with the boot, or was removed."""
     from tranche.hardware.control_groups import group_namespace, is_gone
 
@@ -156,7 +195,7 @@ def _ended(group: MemoryGroup) -> bool:
     return is_gone(group.folder, same_namespace=bool(group.namespace))
 
 
-def _lifted(group: MemoryGroup) -> bool:
+def _lifted(group: ShareGroup) -> bool:
     """Lift as many of the group's limits as possible; returns whether none is left."""
     from tranche.hardware.memory_limits import lift_limit
 
@@ -284,29 +323,31 @@ class LimitsRefused(Exception):
     """The driver enforces no memory limits. This is remembered, and nothing is shared by them from now on."""
 
 
-def limited_group(
+def share_group(
     allocation: Allocation,
     driver: str,
-    groups: MemoryGroupManager,
+    groups: ShareGroupManager,
     trials: LimitTrialRunner,
     ledger: Ledger,
     clock: Callable[[], float],
-) -> MemoryGroup | None:
-    """The group with the allocation's limits, which were tested if possible; None when no part needs one.
+    rule: FenceFilter | None = None,
+) -> ShareGroup | None:
+    """The group with the allocation's limits, which were tested if possible, and the fence's `rule`; None when it needs neither.
 
-    Raises LimitsRefused when that driver version enforces none, and another error when a GPU does not answer.
+    Raises LimitsRefused when that driver version enforces none, FenceUnavailable when the kernel does not enforce the rule, and
+    another error when a GPU does not answer.
     """
     try:
-        group = groups.make(allocation)
-    except LedgerUnavailable:
+        group = groups.make(allocation, rule)
+    except (LedgerUnavailable, FenceUnavailable):
         raise
     except TrancheError as error:
         why = trials.refuse(driver, error)
         if not why:
             raise
     else:
-        if group is None:
-            return None
+        if group is None or not group.gpu_uuids:
+            return group
         why = trials.prove(driver, parts_by(Sharing.MEMORY_LIMITS, allocation.grants)[0])
         if not why:
             return group

@@ -1,0 +1,173 @@
+"""`tranche policy fence`: whether users open GPUs only in shares."""
+
+from __future__ import annotations
+
+import pwd
+import time
+from typing import Any
+
+import click
+
+from tranche.cli.output import print_json, print_table, say, show
+from tranche.cli.runtime import Settings, TrancheCommand, look_at, open_host, output_option
+from tranche.core.allocation import Allocation
+from tranche.core.errors import ServiceUnavailable, UsageError
+from tranche.core.keeper import ProcessKeeper
+from tranche.documents.describe import ranges
+from tranche.node.fence import (
+    FencedProcess,
+    FenceReport,
+    confine_sessions,
+    open_sessions,
+    prove,
+    survey,
+)
+from tranche.node.host import Host
+from tranche.node.locks.locks import FileLock
+from tranche.node.store import chronicle, records
+from tranche.node.store.register import user_name
+
+
+@click.command("fence", cls=TrancheCommand)
+@click.option("--on", is_flag=True, help="Put up the fence.")
+@click.option("--off", is_flag=True, help="Take the fence down.")
+@click.option(
+    "--exempt",
+    metavar="USER",
+    multiple=True,
+    help="With --on: user who may open GPUs outside shares, by name or uid; repeatable. Root always may.",
+)
+@output_option()
+@click.pass_obj
+def fence(settings: Settings, /, on: bool, off: bool, exempt: tuple[str, ...], output: str) -> None:
+    """Let users open GPUs only in shares.
+
+    With the fence, the kernel lets a command of `tranche run` open only the GPUs and slices of its share. Programs that
+    a user starts outside a share, in a login session or by cron, can open no GPU. Programs that have a GPU open keep
+    it. If some shares began before the fence, the sessions of all users keep their GPUs until the last of these shares
+    ends.
+
+    Without --on or --off, the command changes nothing. It shows the state of the fence, the shares that began before
+    it, and the programs that use a GPU outside a share.
+
+    The fence needs the service, cgroup version 2, and systemd for sessions. The service restores it after a reboot.
+
+    \b
+    $ tranche policy fence
+    $ tranche policy fence --on --exempt ann
+    $ tranche policy fence --off
+    """
+    if on and off:
+        raise UsageError("--on and --off contradict each other", hint="give one of them")
+    if exempt and not on:
+        raise UsageError("--exempt requires --on", hint="for example: tranche policy fence --on --exempt ann")
+    uids = frozenset(map(_uid, exempt))
+    with open_host(settings) as host:
+        node = look_at(host).node
+        if on:
+            _refuse_without_service(host)
+            prove(host)
+            _set(host, uids)
+            confine_sessions(host)
+        elif off:
+            _set(host, None)
+            open_sessions(host)
+        report = survey(host, node)
+    if output == "json":
+        print_json("Fence", **fence_document(report))
+    else:
+        _print(report)
+
+
+def _set(host: Host, exempt: frozenset[int] | None) -> None:
+    with host.ledger.write() as db:
+        before = records.fence(db)
+        records.set_fence(db, exempt)
+        if records.fence(db) != before:
+            chronicle.fence_changed(db, time.time(), records.fence(db))
+
+
+def _refuse_without_service(host: Host) -> None:
+    """ServiceUnavailable if no service runs: users would get no GPUs, and nothing would restore the fence after a reboot."""
+    try:
+        lock = FileLock(host.places.service_lock, wait=False)
+    except BlockingIOError:
+        return
+    lock.release()
+    raise ServiceUnavailable(
+        "the fence needs the service, which is not running", hint="run: sudo tranche serve install"
+    )
+
+
+def _uid(text: str) -> int:
+    if text.isascii() and text.isdecimal() and int(text) < 2**31:
+        return int(text)
+    try:
+        return pwd.getpwnam(text).pw_uid
+    except KeyError as error:
+        raise UsageError(f"this machine has no user '{text}'", hint="give a name, or a uid below 2^31") from error
+
+
+def fence_document(report: FenceReport) -> dict[str, Any]:
+    """The fence as data."""
+    return {
+        "on": report.exempt is not None,
+        "exemptUids": sorted(report.exempt or ()),
+        "sessions": [{"group": each.path, "opensGpus": each.rule != report.wanted} for each in report.sessions],
+        "sharesBefore": [each.id for each in report.unfenced],
+        "programsInSessions": [_use(each) for each in report.inside],
+        "programsBeyond": [_use(each) for each in report.beyond],
+    }
+
+
+def _use(each: FencedProcess) -> dict[str, Any]:
+    return {
+        "pid": each.process.pid,
+        "name": each.process.name,
+        "uid": each.uid,
+        "gpu": each.gpu.index,
+        "group": each.group,
+    }
+
+
+def _print(report: FenceReport) -> None:
+    exempt = ", ".join(user_name(uid) for uid in sorted(report.exempt or ()) if uid)
+    if report.exempt is None:
+        say("the fence is off")
+    else:
+        say("the fence is on" + (f"; it exempts {exempt}" if exempt else ""))
+    open_ = [each.path for each in report.sessions if each.rule != report.wanted]
+    if not report.sessions:
+        show(
+            "No control groups of login sessions: systemd does not run here, so programs outside shares open all GPUs."
+        )
+    elif not open_:
+        show("Sessions open no GPU.")
+    else:
+        show(f"Programs in {', '.join(open_)} open all GPUs.")
+    if report.unfenced:
+        show(
+            "\nThese shares began without the fence. With it, sessions lose their GPUs after the last of them has ended:"
+        )
+        print_table(
+            ("SHARE", "USER", "COMMAND"),
+            [(each.id, user_name(_owner(each)), each.command) for each in report.unfenced],
+        )
+    _print_uses(
+        "With the fence, these programs outside shares keep what they have opened, but open no GPU again:",
+        report.inside,
+    )
+    _print_uses("The fence does not reach these programs outside shares:", report.beyond)
+
+
+def _owner(allocation: Allocation) -> int:
+    return allocation.keeper.uid if isinstance(allocation.keeper, ProcessKeeper) else -1
+
+
+def _print_uses(title: str, uses: tuple[FencedProcess, ...]) -> None:
+    if uses:
+        show(f"\n{title}")
+        print_table(
+            ("GPU", "USER", "PROGRAM", "CONTROL GROUP"),
+            [(ranges([each.gpu.index]), user_name(each.uid), str(each.process), each.group) for each in uses],
+        )
