@@ -72,7 +72,7 @@ def up(name: str, nodes: tuple[str, ...], time_scale: float, owner: int | None, 
         programs = ensure_older(_say) if older else None
         cluster = Cluster.create(name, wanted, time_scale=time_scale, owner=process, programs=programs, say=_say)
     _say(give_image(cluster.nodes, made_image()))
-    _say(f"cluster {name} is up after {time.monotonic() - began:.0f} s; a shell uses it after")
+    _say(f"cluster {name} is up after {time.monotonic() - began:.0f} s; to use it in a shell, run:")
     click.echo(_shell_line(cluster))
 
 

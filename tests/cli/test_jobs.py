@@ -469,10 +469,10 @@ def test_a_quota_that_refuses_the_claim_is_named_once(api: ServedApi) -> None:
 
     api.change(refused)
     described = tranche(api, "job", "describe", "train").stdout
-    assert f"Waiting: Kubernetes cannot create its claim: {why}\n" in described
+    assert f"Waiting: Kubernetes cannot create the pod's claim: {why}\n" in described
     assert described.count("FailedResourceClaimCreation") == 1
     assert "combined from" not in described
-    assert f"Kubernetes cannot create its claim: {why}\n" in tranche(api, "explain", "pod/train-0").stdout
+    assert f"Kubernetes cannot create the pod's claim: {why}\n" in tranche(api, "explain", "pod/train-0").stdout
 
 
 def test_describe_says_why_a_queue_holds_a_job_back(api: ServedApi) -> None:

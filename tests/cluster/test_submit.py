@@ -105,7 +105,7 @@ def test_a_quota_of_a_device_class_says_why_a_pod_waits(
         "the quota is counted", lambda: "used" in cluster.kubectl("get", "quota", "gpus", "-n", namespace, "-oyaml")
     )
     researcher.tranche("submit", "--gpus", "1", *where, *JOB)
-    why = "Waiting: Kubernetes cannot create its claim: exceeded quota: gpus"
+    why = "Waiting: Kubernetes cannot create the pod's claim: exceeded quota: gpus"
     wait_for("it is said", lambda: why in researcher.tranche("job", "describe", "train", *where).stdout)
     researcher.tranche("job", "delete", "train", *where)
 

@@ -38,7 +38,7 @@ def entry(text: str) -> str:
         (entry("mig-enabled: false"), 10, "missing required field: devices"),
         (entry("devices: all"), 10, "missing required field: mig-enabled"),
         (entry(f"{ENTRY}, color: red"), 10, "unexpected field: color"),
-        (entry('devices: "0", mig-enabled: false'), 10, "invalid string input for 'devices': 0"),
+        (entry('devices: "0", mig-enabled: false'), 10, "'devices' must be \"all\" or a list of integers, not the string '0'"),
         (entry("devices: 7, mig-enabled: false"), 10, "'devices' must be"),
         (entry('devices: ["7"], mig-enabled: false'), 10, "an entry of 'devices' must be an integer"),
         (entry(f"device-filter: 0x20B210DE, {ENTRY}"), 10, "'device-filter' must be a string"),

@@ -20,7 +20,7 @@ from tranche.node.host import Host
 @click.option("--reason", default="", metavar="TEXT", help="Reason shown to users who wait because of the cordon.")
 @click.pass_obj
 def cordon(settings: Settings, /, gpus: tuple[str, ...], reason: str) -> None:
-    """Stop allocating GPUs to new requests.
+    """Keep new requests off the given GPUs.
 
     GPU is an index or a UUID. The cordon does not affect running shares or layouts. It survives reboots and ends with
     `tranche uncordon`. Users who wait because of the cordon see who set it and why.

@@ -79,9 +79,9 @@ def command(
     ID names a waiting request, NAME one of your detached runs, and pod/NAME a pod in a Kubernetes cluster. For a pod,
     the answer lists the nodes that cannot run it, with reasons.
 
-    The command does not join the queue or change a GPU. Like every command, it undoes and reports changes that a killed
-    command left unfinished. The exit code is 0 if the request would start or wait. If this machine can never serve the
-    request, the exit code is that of the error.
+    The command does not join the queue or carry out the request. Unless it explains a pod, it first finishes or undoes
+    changes that a killed command left incomplete, and reports them, if you can write to the register. The exit code is 0
+    if the request would start or wait. If this machine can never serve the request, the exit code is that of the error.
 
     \b
     $ tranche explain --gpu-memory 30Gi

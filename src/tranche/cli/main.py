@@ -32,7 +32,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "events": ("tranche.cli.events", "List the events of this machine, newest last"),
         "doctor": ("tranche.cli.doctor", "Check this machine or a cluster for problems"),
         "extend": ("tranche.cli.extend", "Give a running command more time"),
-        "cordon": ("tranche.cli.cordon:cordon", "Stop allocating GPUs to new requests"),
+        "cordon": ("tranche.cli.cordon:cordon", "Keep new requests off the given GPUs"),
         "uncordon": ("tranche.cli.cordon:uncordon", "Make cordoned GPUs available again"),
         "policy": ("tranche.cli.policy", "Set how GPUs are shared, user quotas, and who goes first"),
         "report": ("tranche.cli.report", "Report the GPU time of users"),

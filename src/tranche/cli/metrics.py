@@ -48,7 +48,7 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
     if textfile is not None and not textfile.parent.is_dir():
         raise UsageError(
             f"cannot write {textfile}: there is no folder {textfile.parent}",
-            hint="name a file in the folder of node exporter's --collector.textfile.directory",
+            hint="name a file in node exporter's --collector.textfile.directory",
         )
 
     def look() -> NodeFacts:

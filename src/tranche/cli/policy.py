@@ -297,7 +297,7 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
             hint="for example: tranche policy fair --user ann --weight 2",
         )
     if weight is not None and (_WEIGHT.fullmatch(weight) is None or int(weight) == 0):
-        raise UsageError(f"'{weight}' is not a whole number from 1 to 9999", hint="write it as --weight 2")
+        raise UsageError(f"'{weight}' is not a whole number from 1 to 9999", hint="for example: --weight 2")
     named = _named(users, groups, check=not off)
     with open_host(settings) as host:
         began = make_fair(host, named, None if off else int(weight or 1), clock=clock)
@@ -335,7 +335,7 @@ def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None
         raise UsageError(what, hint="for example: tranche policy idle --after 45m")
     seconds = IdlePolicy().after if after is None else round(parse_duration(after))
     if seconds < _SHORTEST_IDLE:
-        raise UsageError(f"'{after}' is less than 10 minutes", hint="write it as --after 45m")
+        raise UsageError(f"'{after}' is less than 10 minutes", hint="for example: --after 45m")
     wanted = IdlePolicy(seconds, end)
     with open_host(settings) as host, host.ledger.write() as db:
         records.set_idle_policy(db, wanted)

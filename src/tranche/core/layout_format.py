@@ -104,8 +104,6 @@ def _parse_filter(text: object) -> DeviceFilter:
 def _parse_devices(data: object) -> tuple[int, ...] | None:
     if data == "all":
         return None
-    if data is None or isinstance(data, str):
-        raise _invalid(f"invalid string input for 'devices': {data or ''}")
     if not isinstance(data, list):
         raise _invalid(f"'devices' must be \"all\" or a list of integers, not {_kind(data)}")
     return tuple(_integer(index, "an entry of 'devices'") for index in data)

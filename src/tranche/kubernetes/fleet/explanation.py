@@ -102,7 +102,7 @@ def explain_pod(pod: FleetPod, fleet: Fleet) -> FleetExplanation:
     refused = pod.message if demands and not claims else pod.refusal if not demands else ""
     over_quota = _OVER_QUOTA in (refused or "")
     if refused and (over_quota or not demands):
-        message = f"Kubernetes cannot create its claim: {refused}"
+        message = f"Kubernetes cannot create the pod's claim: {refused}"
         remedy = "ask for less, wait until a pod of the namespace ends, or ask for a higher ResourceQuota"
         advice = (remedy,) if over_quota else ()
         return FleetExplanation(str(pod), WaitStatus.WAITING, message, wanted, remedies=advice)
@@ -164,7 +164,7 @@ def _has(pod: FleetPod, claims: Sequence[FleetClaim], wanted: tuple[str, ...], f
         return FleetExplanation(str(pod), WaitStatus.HAS, "it has another driver's devices", wanted)
     names, node = ", ".join(each.device for each in devices), devices[0].node
     message = (
-        f"it has {names} on node {node}, which no longer describes its devices: Tranche's agent does not run there"
+        f"the pod has {names}, but node {node} no longer describes its devices: Tranche's agent does not run there"
     )
     return FleetExplanation(str(pod), WaitStatus.HAS, message, wanted)
 

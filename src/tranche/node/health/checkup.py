@@ -33,7 +33,7 @@ from tranche.node.store.ledger import Ledger
 from tranche.node.store.register import contradictory_tables
 
 FORGOTTEN = "the kubelet has lost its checkpoint, and its next restart ends running pods"
-FORGOTTEN_HINT = "let them end, or delete them, before the kubelet starts again"
+FORGOTTEN_HINT = "let them end, or delete them, before the kubelet restarts"
 
 _TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
 _KUBELET = Path("/var/lib/kubelet")

@@ -146,7 +146,7 @@ def server_ended(db: sqlite3.Connection, time: float, allocation: Allocation, pi
     """The MPS server of an allocation's device ended while programs used it; its daemon lives on."""
     from tranche.core.events import ServerEnded
 
-    message = f"the MPS server of its device, process {pid}, was killed or shut down: programs that were using it fail"
+    message = f"the MPS server of the share's device, process {pid}, was killed or shut down: programs that were using it fail"
     _write(db, time, ServerEnded(pid), message, _newest(db, _GRANT, allocation.id), allocation_id=allocation.id)
 
 

@@ -173,7 +173,9 @@ def decision_to_dict(decision: RecordedDecision) -> dict[str, Any]:
 def decision_from_dict(data: object) -> RecordedDecision:
     """The record that decision_to_dict wrote; raises UsageError for other data."""
     if not isinstance(data, dict) or data.get("kind") != "Decision" or data.get("apiVersion") != FORMAT_VERSION:
-        raise UsageError(f"this is not a {FORMAT_VERSION} Decision", hint="record some with: tranche run --record FILE")
+        raise UsageError(
+            f"this is not a {FORMAT_VERSION} Decision", hint="record decisions with: tranche run --record FILE"
+        )
     try:
         ((name, outcome),) = data["outcome"].items()
         question = _decode(RecordedRequest, data["question"])
