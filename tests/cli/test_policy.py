@@ -58,9 +58,9 @@ def test_a_file_replaces_what_was_said_before(make_machine: MakeMachine, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("set",), 2, "give either sharing=POLICY or timeslice=LENGTH, or a file"),
-        (("set", "sharing=mig", "-f", "x"), 2, "give either sharing=POLICY or timeslice=LENGTH, or a file"),
-        (("set", "-f", "x", "--gpu", "0"), 2, "give either sharing=POLICY or timeslice=LENGTH, or a file"),
+        (("set",), 2, "give exactly one of sharing=POLICY, timeslice=LENGTH and --file"),
+        (("set", "sharing=mig", "-f", "x"), 2, "give exactly one of sharing=POLICY, timeslice=LENGTH and --file"),
+        (("set", "-f", "x", "--gpu", "0"), 2, "give exactly one of sharing=POLICY, timeslice=LENGTH and --file"),
         (("set", "sharing=fair"), 2, "'sharing=fair' is not a policy"),
         (("set", "--gpu", "9", "sharing=mig"), 23, "no GPU 9"),
         (("unset", "--gpu", "9"), 23, "no GPU 9"),

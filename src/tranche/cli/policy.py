@@ -83,7 +83,7 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
     """
     if (file is None) is (not word) or (file is not None and gpus):
         raise UsageError(
-            "give either sharing=POLICY or timeslice=LENGTH, or a file",
+            "give exactly one of sharing=POLICY, timeslice=LENGTH and --file; do not combine --gpu with --file",
             hint="for example: tranche policy set --gpu 3 sharing=mig, or: -f policy.yaml",
         )
     if file is None and word.startswith("timeslice="):

@@ -185,7 +185,7 @@ def _not_chosen(node: PlacedNode) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        (_nobody, KubeletUnavailable, "with no pod"),
+        (_nobody, KubeletUnavailable, "for no pod"),
         (_two, KubeletUnavailable, "team/p, team/q"),
         (_deleted, AllocationUnknown, "was deleted"),
         (_not_chosen, AllocationUnknown, "the controller chose no share on this node for pod team/p"),

@@ -32,7 +32,7 @@ def top_group() -> Path:
     found = machine_group()
     if found is None:
         raise FenceUnavailable(
-            "the machine's control groups of version 2 are not visible here",
+            "the machine's cgroup version 2 hierarchy is not visible here",
             hint="run the command on the machine itself, outside any container",
         )
     return found

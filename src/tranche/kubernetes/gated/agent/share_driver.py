@@ -125,7 +125,7 @@ class GatedSharePreparer:
         if len(pods) != 1:
             names = ", ".join(sorted(map(str, pods))) or "no pod"
             raise KubeletUnavailable(
-                f"the kubelet lists {unit} with {names}",
+                f"the kubelet lists {unit} for {names}, but it must belong to exactly one pod",
                 hint="delete the pod that does not start; its replacement gets another share",
             )
         (ref,) = pods
