@@ -48,7 +48,8 @@ class Visit:
 def run(report: Report) -> None:
     report.section(
         "Requests placed at once during a day",
-        f"{_ARRIVALS:,} requests arrive at random times. If all were placed, they would use {100 * _LOAD:.0f}% of the memory on average.",
+        f"{_ARRIVALS:,} requests arrive at random times. If all were placed, they would use "
+        f"{100 * _LOAD:.0f}% of the memory on average.",
         f"Most request 1 to {max(_AMOUNTS)} GiB, and {100 - sum(_AMOUNTS.values())}% request a whole GPU.",
         f"In the rows with `hard`, {100 * _HARD:.0f}% of the requests for memory accept only hard isolation.",
         f"Each cell gives the percentage of requests that are placed at once, as the mean of {len(_SEEDS)} seeds.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -20,9 +21,11 @@ from tests.support import in_process
 from tests.support.in_process import NOBODY
 from tranche.core.errors import FenceUnavailable, NoRoom, ServiceUnavailable, UsageError
 from tranche.hardware import device_filter
-from tranche.hardware.control_groups import inside, machine_group, members
+from tranche.hardware.control_groups import inside, machine_group, members, move_into, remove_group
 from tranche.hardware.device_filter import FenceFilter, attach_filter, attached_filters, detach_filters
 from tranche.hardware.nodes import SIMULATED_CAPABILITY_MAJOR, SIMULATED_GPU_MAJOR
+from tranche.node.store import records
+from tranche.node.store.ledger import Ledger
 
 OTHER = NOBODY + 10_000
 _OWNER = "/tests"
@@ -107,9 +110,9 @@ def test_a_filter_takes_the_place_of_its_owners_earlier_one_and_leaves_those_of_
 
 
 @contextmanager
-def exclusive_filter(folder: Path) -> Iterator[None]:
-    """A filter that keeps groups below from having any."""
-    rule = FenceFilter((SIMULATED_GPU_MAJOR,), frozenset())
+def exclusive_filter(folder: Path, uid: int | None = None) -> Iterator[None]:
+    """A filter that keeps the group and those below from having any other; with a `uid`, it denies that user nothing."""
+    rule = FenceFilter((SIMULATED_GPU_MAJOR,), frozenset(), frozenset() if uid is None else frozenset({uid}))
     folder.mkdir(exist_ok=True)
     group, program = os.open(folder, os.O_RDONLY), device_filter._load(rule, rule.name(_OWNER))
     device_filter._bpf(
@@ -198,9 +201,11 @@ class FencedMachine:
         assert isinstance(sessions, list)
         return not any(each["opensGpus"] for each in sessions)
 
-    def start(self, *arguments: str, uid: int = NOBODY, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, uid: int = NOBODY, stdin: int = subprocess.DEVNULL, **variables: str
+    ) -> subprocess.Popen[str]:
         """`tranche` of a user in a session."""
-        environment = {**self.shared.machine.environment, "LC_ALL": "C"}
+        environment = {**self.shared.machine.environment, "LC_ALL": "C", **variables}
         with inside(self.sessions):
             process = in_process.start(arguments, environment, stdin=stdin, stdout=subprocess.PIPE, user=uid)
         self.started.append(process)
@@ -253,14 +258,16 @@ GPUS = [(SIMULATED_GPU_MAJOR, 0), (SIMULATED_GPU_MAJOR, 1)]
 def fenced() -> Iterator[FencedMachine]:
     with ExitStack() as stack:
         sessions = stack.enter_context(group_in(_top(), "user.slice"))
-        stack.enter_context(group_in(_top(), "tranche-shares"))
+        stack.callback(remove_group, _top() / "tranche-shares")  # what killed commands left
         folder = stack.enter_context(readable_folder())
         machine = stack.enter_context(machine_in(folder, "A100-40GB", "A100-40GB"))
         machine.cache = folder / "cache"
         shared = SharedMachine(machine)
-        shared.serve()
+        stack.callback(
+            detach_filters, sessions, str(machine.state_dir.resolve())
+        )  # once no service attaches them again
         stack.callback(shared.end)
-        stack.callback(detach_filters, sessions, str(machine.state_dir.resolve()))
+        shared.serve()
         made = FencedMachine(shared, sessions)
         stack.callback(made.end)
         yield made
@@ -356,6 +363,78 @@ def test_a_process_that_hides_everything_keeps_its_share(fenced: FencedMachine) 
     assert fenced.started[-1].returncode == NoRoom.exit_code
     os.kill(hidden, signal.SIGKILL)
     wait_until(lambda: not fenced.shared.shares())
+
+
+def test_the_fence_goes_up_when_a_process_ends_that_kept_a_share_from_before(fenced: FencedMachine) -> None:
+    """Nobody runs a command of tranche then, so the service has to see it."""
+    before = fenced.start("run", "-q", "--gpus", "1", "--", "sh", "-c", "(setsid sleep 600 &) ; echo $!", uid=NOBODY)
+    before.wait(timeout=60)
+    (share,) = fenced.shared.shares()
+    assert fenced.fence("--on")["sharesBefore"] == [share["id"]]
+    pid = share["pid"]
+    assert isinstance(pid, int)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: fenced.in_session(*GPUS) == [False, False])
+
+
+def test_a_share_whose_client_hides_its_command_still_counts_as_fenced(fenced: FencedMachine) -> None:
+    """The client names another child than the one that keeps the share, which ends at once: the group is empty."""
+    fenced.fence("--on")
+    child = fenced.start("run", "-q", "--gpus", "1", "--", "sh", "-c", "(setsid sleep 600 &)")
+    child.wait(timeout=60)
+    (share,) = fenced.shared.shares()
+    pid = share["pid"]
+    assert isinstance(pid, int)
+    fenced.shared.held.append(pid)
+    move_into(fenced.sessions, pid)
+    assert members(_top() / "tranche-shares" / f"tranche-{share['id']}") == ()
+    assert fenced.fence("--on", "--exempt", str(OTHER))["sharesBefore"] == []
+    assert fenced.in_session(*GPUS, uid=OTHER) == [True, True]
+    assert fenced.fence("--on")["sharesBefore"] == []
+    assert fenced.in_session(*GPUS, uid=OTHER) == [False, False]
+
+
+def test_filters_that_a_killed_command_left_go_and_a_lost_ledger_keeps_its_fence(fenced: FencedMachine) -> None:
+    fenced.fence("--on")
+    with Ledger(fenced.shared.machine.state_dir / "ledger.db").write() as db:
+        records.set_fence(db, None)
+    wait_until(lambda: fenced.in_session(*GPUS) == [True, True])
+    fenced.fence("--on")
+    with Ledger(fenced.shared.machine.state_dir / "ledger.db").write() as db:
+        db.execute("DELETE FROM fence")
+        db.execute("DELETE FROM events")
+    wait_until(lambda: fenced.fence()["on"] is True)
+    assert fenced.in_session(*GPUS) == [False, False]
+
+
+def test_a_fence_that_the_kernel_refuses_leaves_everything_as_it_was(fenced: FencedMachine) -> None:
+    with exclusive_filter(fenced.sessions, uid=0):
+        refused = fenced.shared.machine.tranche("policy", "fence", "--on", code=FenceUnavailable.exit_code)
+        assert "bpftool cgroup tree" in refused.stderr
+        assert fenced.fence()["on"] is False
+    assert fenced.in_session(*GPUS) == [True, True]
+
+
+def test_behind_the_fence_users_see_the_machine_through_the_service(fenced: FencedMachine) -> None:
+    """The simulated driver ignores filters; so it hides the GPUs here."""
+    fenced.fence("--on")
+    out, err = fenced.start("gpus", "-o", "json", NVIDIA_VISIBLE_DEVICES="none").communicate(timeout=60)
+    assert [each["index"] for each in json.loads(out)["gpus"]] == [0, 1], err
+
+
+def test_a_process_in_a_share_gets_no_other_share_whatever_its_environment(fenced: FencedMachine) -> None:
+    fenced.fence("--on")
+    client = fenced.start("run", "-q", "--gpus", "1", "--", "sh", "-c", "echo $$; exec sleep 600")
+    assert client.stdout is not None
+    fenced.shared.held.append(int(client.stdout.readline()))
+    (share,) = fenced.shared.shares()
+    with inside(_top() / "tranche-shares" / f"tranche-{share['id']}"):
+        nested = in_process.start(
+            ("run", "-q", "--gpus", "1", "--", "true"), fenced.shared.machine.environment, user=NOBODY
+        )
+    _, err = nested.communicate(timeout=60)
+    assert nested.returncode == UsageError.exit_code
+    assert f"inside share {share['id']}" in err
 
 
 def test_a_hold_is_refused_because_its_session_opens_no_gpu(

@@ -23,13 +23,13 @@ from tests.machines import TestMachine, machine_in, needs_root, readable_folder,
 from tests.node.machines import Node, node_of
 from tests.node.processes import isolated
 from tests.support.in_process import NOBODY
+from tranche.core.allocation import HELD
 from tranche.core.idle import LOOK_SECONDS, IdlePolicy
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState
 from tranche.hardware import nvml_instances
 from tranche.local import watches
-from tranche.local.child import HELD
 from tranche.local.idle import IdleWatch
 from tranche.local.queue import Queue
 from tranche.local.time_limit import TimeLimit

@@ -18,10 +18,11 @@ from tests.local.left_behind import starting, starting_stranger
 from tests.machines import TestMachine, machine_in, wait_until
 from tests.node.machines import node_of
 from tests.node.processes import isolated
+from tranche.core.allocation import HELD
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuProcess
-from tranche.local.child import HELD, beside
+from tranche.local.child import beside
 from tranche.local.queue import Queue
 from tranche.local.time_limit import TimeLimit, end_overdue
 from tranche.local.workload import OwnWorkload

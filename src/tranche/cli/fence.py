@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pwd
-import time
 from typing import Any
 
 import click
@@ -14,17 +13,9 @@ from tranche.core.allocation import Allocation
 from tranche.core.errors import ServiceUnavailable, UsageError
 from tranche.core.keeper import ProcessKeeper
 from tranche.documents.describe import ranges
-from tranche.node.fence import (
-    FencedProcess,
-    FenceReport,
-    confine_sessions,
-    open_sessions,
-    prove,
-    survey,
-)
+from tranche.node.fence import FencedProcess, FenceReport, put_up, survey, take_down
 from tranche.node.host import Host
-from tranche.node.locks.locks import FileLock
-from tranche.node.store import chronicle, records
+from tranche.node.locks.locks import is_held
 from tranche.node.store.register import user_name
 
 
@@ -66,12 +57,9 @@ def fence(settings: Settings, /, on: bool, off: bool, exempt: tuple[str, ...], o
         node = look_at(host).node
         if on:
             _refuse_without_service(host)
-            prove(host)
-            _set(host, uids)
-            confine_sessions(host)
+            put_up(host, uids)
         elif off:
-            _set(host, None)
-            open_sessions(host)
+            take_down(host)
         report = survey(host, node)
     if output == "json":
         print_json("Fence", **fence_document(report))
@@ -79,24 +67,12 @@ def fence(settings: Settings, /, on: bool, off: bool, exempt: tuple[str, ...], o
         _print(report)
 
 
-def _set(host: Host, exempt: frozenset[int] | None) -> None:
-    with host.ledger.write() as db:
-        before = records.fence(db)
-        records.set_fence(db, exempt)
-        if records.fence(db) != before:
-            chronicle.fence_changed(db, time.time(), records.fence(db))
-
-
 def _refuse_without_service(host: Host) -> None:
     """ServiceUnavailable if no service runs: users would get no GPUs, and nothing would restore the fence after a reboot."""
-    try:
-        lock = FileLock(host.places.service_lock, wait=False)
-    except BlockingIOError:
-        return
-    lock.release()
-    raise ServiceUnavailable(
-        "the fence needs the service, which is not running", hint="run: sudo tranche serve install"
-    )
+    if not is_held(host.places.service_lock):
+        raise ServiceUnavailable(
+            "the fence needs the service, which is not running", hint="run: sudo tranche serve install"
+        )
 
 
 def _uid(text: str) -> int:
@@ -114,6 +90,7 @@ def fence_document(report: FenceReport) -> dict[str, Any]:
         "on": report.exempt is not None,
         "exemptUids": sorted(report.exempt or ()),
         "sessions": [{"group": each.path, "opensGpus": each.rule != report.wanted} for each in report.sessions],
+        "appliesFromElsewhere": report.others,
         "sharesBefore": [each.id for each in report.unfenced],
         "programsInSessions": [_use(each) for each in report.inside],
         "programsBeyond": [_use(each) for each in report.beyond],

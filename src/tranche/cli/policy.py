@@ -160,7 +160,7 @@ def list_(settings: Settings, /, output: str) -> None:
         show(str(idle_))
     if exempt is not None:
         show("")
-        show("users open GPUs only in shares, which the kernel enforces")
+        show("the machine has a fence; tranche policy fence shows how far it reaches")
     if set(quotas.values()) - {UserQuota(weight=1)} or set(quotas) - {EVERYONE}:
         show("")
         print_table(

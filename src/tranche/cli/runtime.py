@@ -124,8 +124,14 @@ def open_driver(settings: Settings) -> Iterator[NvmlDriver]:
             reset_command = str(preload(machine.state).nvidia_smi)
     from tranche.hardware.nvml import NvmlDriver
 
-    served = os.geteuid() != 0 and socket_of_service(settings) is not None
-    with closing(NvmlDriver(reset_command=reset_command, served=served)) as driver:
+    socket = socket_of_service(settings) if os.geteuid() != 0 else None
+    if socket is not None:
+        from tranche.local.served_driver import ServedDriver  # root needs none
+
+        opened: NvmlDriver = ServedDriver(socket, reset_command=reset_command)
+    else:
+        opened = NvmlDriver(reset_command=reset_command)
+    with closing(opened) as driver:
         yield driver
 
 

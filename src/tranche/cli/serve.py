@@ -51,6 +51,7 @@ _NEEDED_LATER = (
     "tranche.node.fence",
     "tranche.node.limits.fence",
     "tranche.planning.decide.fairness",
+    "tranche.planning.decide.recording",
 )
 """What functions import only where a request needs it."""
 
@@ -124,7 +125,8 @@ def _serve(settings: Settings) -> None:
             say(
                 f"tranche: serving only this user at {listener.getsockname()}, because the service does not run as root"
             )
-        RunService(listener, lock, places.ledger, open_for, lambda line: say(f"tranche: {line}")).serve()
+        environment = child_environment(settings)
+        RunService(listener, lock, places.ledger, open_for, lambda line: say(f"tranche: {line}"), environment).serve()
         say("tranche: the service is ending; running commands keep their shares")
 
 

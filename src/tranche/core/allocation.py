@@ -29,6 +29,9 @@ from tranche.core.sharing import (
 from tranche.core.state import DaemonState, DeviceVisibility, GpuInstance, GpuState, InstanceKey, NodeState
 from tranche.core.user_quota import UserQuota
 
+HELD = "(tranche hold)"
+"""What a hold has instead of a command. No command reads so: a shell would quote the parentheses."""
+
 
 class Phase(StrEnum):
     """PREPARING: room is promised and the plan runs. ACTIVE: granted; the workload may run."""

@@ -30,6 +30,8 @@ _ALLOW_MULTI: Final = 2
 _MOST_PROGRAMS: Final = 64
 _CHARACTER_DEVICE, _READ_OR_WRITE = 2, 6
 _GET_CURRENT_UID_GID: Final = 15
+_OURS: Final = "fen"
+_TRIES: Final = 10
 _NAME_IN_INFO: Final = slice(64, 80)
 """The program's name in `struct bpf_prog_info`."""
 
@@ -47,7 +49,7 @@ class FenceFilter(NamedTuple):
 
     def name(self, owner: str) -> str:
         """The name of the rule's program, which tells it from those of other rules and owners: 15 characters."""
-        return f"{_prefix(owner)}{hashlib.sha256(repr(_ordered(self)).encode()).hexdigest()[:8]}"
+        return f"{_prefix(owner)}{hashlib.sha256(repr(_ordered(self)).encode()).hexdigest()[:6]}"
 
 
 def attach_filter(folder: Path, rule: FenceFilter, owner: str) -> None:
@@ -58,8 +60,7 @@ def attach_filter(folder: Path, rule: FenceFilter, owner: str) -> None:
     name = rule.name(owner)
     try:
         with _open(folder) as group:
-            present = list(_programs(group, owner))
-            if name not in present:
+            if name not in _programs(group, owner):
                 program = _load(rule, name)
                 try:
                     _bpf(_PROG_ATTACH, struct.pack("<IIIII", group, program, _ATTACH_TYPE, _ALLOW_MULTI, 0))
@@ -81,8 +82,11 @@ def detach_filters(folder: Path, owner: str) -> None:
         raise _unavailable(folder, error) from error
 
 
-def attached_filters(folder: Path, owner: str) -> tuple[str, ...]:
-    """The names of the owner's programs on that group, none if it does not exist; FenceUnavailable if that cannot be seen."""
+def attached_filters(folder: Path, owner: str | None) -> tuple[str, ...]:
+    """The names of the owner's programs on that group, or those of every owner, none if the group does not exist.
+
+    FenceUnavailable if that cannot be seen.
+    """
     try:
         with _open(folder) as group:
             return tuple(_programs(group, owner))
@@ -92,15 +96,23 @@ def attached_filters(folder: Path, owner: str) -> tuple[str, ...]:
         raise _unavailable(folder, error) from error
 
 
+def others_filters(folder: Path, owner: str) -> tuple[str, ...]:
+    """The names of the programs on that group that other registers attached; the errors of `attached_filters`."""
+    ours = set(attached_filters(folder, owner))
+    return tuple(each for each in attached_filters(folder, None) if each not in ours)
+
+
 def _unavailable(folder: Path, error: OSError) -> FenceUnavailable:
+    hint = "the fence needs root, cgroup version 2 and a kernel with CONFIG_CGROUP_BPF"
+    if error.errno in (errno.E2BIG, errno.EPERM) and os.geteuid() == 0:
+        hint = f"see which programs others have attached there: bpftool cgroup tree {folder}"
     return FenceUnavailable(
-        f"the kernel denies a device filter on the control group {folder}: {error.strerror}",
-        hint="the fence needs root, cgroup version 2 and a kernel with CONFIG_CGROUP_BPF",
+        f"the kernel denies a device filter on the control group {folder}: {error.strerror}", hint=hint
     )
 
 
 def _prefix(owner: str) -> str:
-    return f"fen_{hashlib.sha256(owner.encode()).hexdigest()[:3]}"
+    return f"{_OURS}{hashlib.sha256(owner.encode()).hexdigest()[:6]}"
 
 
 def _ordered(rule: FenceFilter) -> tuple[Sequence[object], ...]:
@@ -129,11 +141,13 @@ def _detach(group: int, owner: str, *, keep: str) -> None:
             _bpf(_PROG_DETACH, struct.pack("<IIII", group, program, _ATTACH_TYPE, 0))
 
 
-def _programs(group: int, owner: str) -> Iterator[str]:
+def _programs(group: int, owner: str | None) -> list[str]:
+    found = []
     for identifier in _identifiers(group):
         with suppress(FileNotFoundError), _program(identifier) as (_, name):
-            if name.startswith(_prefix(owner)):
-                yield name
+            if name.startswith(_OURS if owner is None else _prefix(owner)):
+                found.append(name)
+    return found
 
 
 def _identifiers(group: int) -> tuple[int, ...]:
@@ -179,12 +193,14 @@ def _bpf(command: int, attributes: bytes) -> tuple[int, bytes]:
     number = _SYSCALLS.get(platform.machine())
     if number is None:
         raise OSError(errno.ENOSYS, f"no support for {platform.machine()}")
-    buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    answer = ctypes.CDLL(None, use_errno=True).syscall(number, command, buffer, len(attributes))
-    if answer < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return answer, buffer.raw
+    for _ in range(_TRIES):
+        buffer = ctypes.create_string_buffer(attributes, len(attributes))
+        answer = ctypes.CDLL(None, use_errno=True).syscall(number, command, buffer, len(attributes))
+        if answer >= 0:
+            return answer, buffer.raw
+        if ctypes.get_errno() != errno.EAGAIN:  # a signal interrupted the verifier
+            break
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 _LOAD, _MOVE, _MOVE_NUMBER, _AND, _SHIFT_RIGHT, _CALL, _EXIT = 0x61, 0xBF, 0xB7, 0x54, 0x74, 0x85, 0x95

@@ -42,10 +42,6 @@ def find_command(name: str, environment: Mapping[str, str]) -> str:
     return found
 
 
-HELD = "(tranche hold)"
-"""What a hold has instead of a command. No command reads so: a shell would quote the parentheses."""
-
-
 class Launch(NamedTuple):
     """How a command starts: `text` stands for it where people read it, and `starting` receives the share's variables before.
 

@@ -20,9 +20,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from tranche.core.allocation import HELD
 from tranche.core.errors import UsageError, all_errors
 from tranche.local.background import empty, open_files, pass_signals_to
-from tranche.local.child import HELD, Launch
+from tranche.local.child import Launch
 from tranche.node.processes.processes import ancestors_of, process_at, sudo_above
 
 _HOLDER = r"""# tranche hold: keeps a share until a session ends

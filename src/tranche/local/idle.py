@@ -10,13 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from tranche.core.allocation import Allocation, Grant, WholeGpu
+from tranche.core.allocation import HELD, Allocation, Grant, WholeGpu
 from tranche.core.idle import LOOK_SECONDS, WARNING_SECONDS, IdlePeriod, extended, shows_no_work
 from tranche.core.quantity import format_duration
 from tranche.core.state import GpuState
 from tranche.hardware.nvml_gauges import utilization_of
 from tranche.hardware.process_stat import process_environment
-from tranche.local.child import HELD
 from tranche.node.host import Host
 from tranche.node.processes.processes import MARK
 from tranche.node.state.session import children_pids, sees_every_process

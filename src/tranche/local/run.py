@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tranche.core.allocation import Allocation, FractionalShare, parts_by
+from tranche.core.allocation import HELD, Allocation, FractionalShare, parts_by
 from tranche.core.errors import AllocationUnknown, FenceUnavailable, SharingUnavailable, TrancheError
 from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
-from tranche.local.child import HELD, beside
+from tranche.local.child import beside
 from tranche.local.queue import Cancelled, Queue, Record
 from tranche.local.run_report import RunReporter
 from tranche.local.watches import watching_idle, watching_limits, watching_outside, watching_use
@@ -100,6 +100,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
         except BaseException:
             ignore_signals()
             _give_back(queue, held, asked.workload, reporter, why="the command could not be run")
+            _drop_group(host, held)
             raise
         if code != 0 and parts_by(Sharing.MPS, held.allocation.grants):
             with suppress(TrancheError):  # its own fault may have hit others, who are known by now
@@ -115,6 +116,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
                     queue.release(held.allocation.id, why=why)
             else:
                 _give_back(queue, held, asked.workload, reporter, why=why, killed=code >= _BY_SIGNAL)
+            _drop_group(host, held)
         except (TrancheError, OSError) as error:
             reporter.kept(error)
         if any(isinstance(grant, FractionalShare) and grant.in_turns for grant in held.allocation.grants):
@@ -196,8 +198,6 @@ def _run_in_share(
     """Run the command to its end while watching its share; returns its exit code."""
     allocation = held.allocation
     with ExitStack() as stack:
-        if held.group is not None:
-            stack.callback(host.share_groups.drop, held.group)
         gpus = {uuid: host.observe_gpu(uuid) for uuid in {each.gpu_uuid for each in allocation.grants}}
         host.daemons.open_to(allocation, workload.uid)
         share = share_environment(held, gpus.__getitem__, host.places, workload.uid)
@@ -288,6 +288,16 @@ def _give_back(
         living = workload.orphans()
     if remains.life is not KeeperStatus.GONE:
         reporter.left(remains)
+
+
+def _drop_group(host: Host, held: HeldAllocation) -> None:
+    """Remove the group of a share that is free now. One that its processes keep stays known by its group."""
+    if held.group is None:
+        return
+    with host.ledger.read() as db:
+        kept = any(each.id == held.allocation.id for each in register.allocations(db))
+    if not kept:
+        host.share_groups.drop(held.group)
 
 
 def _await_end(processes: Sequence[Process], deadline: float) -> None:

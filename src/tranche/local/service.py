@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import fcntl
 import inspect
+import json
 import math
 import os
 import selectors
@@ -22,7 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tranche.core.errors import NoRoom, PermissionDenied, ServiceUnavailable, TrancheError, UsageError
+from tranche.core.allocation import NodeView
+from tranche.core.errors import FenceUnavailable, NoRoom, PermissionDenied, ServiceUnavailable, TrancheError, UsageError
 from tranche.core.printable import one_line
 from tranche.core.request import Request, parse_request, parse_time_limit
 from tranche.hardware.process_stat import PROC, process_environment
@@ -67,13 +69,17 @@ Log = Callable[[str], None]
 
 @dataclass(slots=True)
 class RunService:
-    """The listener, which holds `lock`. `open_host` opens the machine for a user, in a request's process."""
+    """The listener, which holds `lock`. `open_host` opens the machine for a user, in a request's process.
+
+    `environment` locates a simulated machine.
+    """
 
     listener: socket.socket
     lock: FileLock
     ledger: Path
     open_host: OpenHost
     log: Log
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     _silent: dict[int, tuple[ServiceConnection, ClientProcess, float]] = field(default_factory=dict)
     _served: dict[int, ClientProcess] = field(default_factory=dict)
     _tidy_at: float = math.inf
@@ -214,23 +220,29 @@ class RunService:
         with self.open_host(os.getuid()) as host:
             host.view(seconds=_ORDER_SECONDS, thorough=True)
             end_overdue(host)
-            with host.ledger.read() as db:
-                fenced = records.fence(db) is not None
-            if fenced:
-                from tranche.node.fence import confine_sessions  # most machines have no fence
+            from tranche.node.fence import tend  # slow to import
 
-                confine_sessions(host)
+            try:
+                tend(host)
+            except FenceUnavailable as error:
+                with host.ledger.read() as db:
+                    fenced = records.fence(db) is not None
+                if fenced:
+                    self.log(f"the fence does not hold: {error.message}; {error.hint}")
 
     def _anything_due(self) -> bool:
-        """Whether the time of a command is over, and nothing ends it, or sessions are to be fenced."""
+        """Whether the time of a command is over, and nothing ends it, or the fence is not as it should be."""
         with suppress(TrancheError), closing(Ledger(self.ledger)) as ledger, ledger.read() as db:
             allocations = register.allocations(db)
             if overdue(allocations, boot_clock(), time.time()):
                 return True
-            if records.fence(db) is not None:
-                from tranche.node.fence import sessions_due  # most machines have no fence
+            if os.geteuid() == 0:
+                from tranche.node.fence import fence_now
 
-                return sessions_due(allocations, ShareGroupManager(StateFolder(self.ledger.parent)))
+                places = StateFolder(self.ledger.parent)
+                report = fence_now(records.fence(db), allocations, ShareGroupManager(places), self.environment)
+                waits = report.exempt is not None and report.unfenced and not report.confined
+                return report.due or (bool(waits) and bool(register.anything_left(db, places)))
         return False
 
     def _work_and_exit(self, who: str, selector: selectors.BaseSelector, work: Callable[[], None]) -> None:
@@ -358,6 +370,9 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
             _clear(service)
             _send_ledger(connection, service.ledger)
             return
+        if method == "node":
+            _send_node(connection, service, peer.uid)
+            return
         if method == "extend":
             allocation_id, seconds = _parse_extension(message)
             with service.open_host(peer.uid) as host:
@@ -411,6 +426,22 @@ def _send_ledger(connection: ServiceConnection, ledger: Path) -> None:
         connection.send({"event": "ledger"}, [file.fileno() for file in files])
 
 
+def _send_node(connection: ServiceConnection, service: RunService, uid: int) -> None:
+    """Send what the driver shows, if a fence hides GPUs from the client; else the client looks itself."""
+    with closing(Ledger(service.ledger)) as ledger, ledger.read() as db:
+        fenced = records.fence(db) is not None
+    if not fenced:
+        connection.send({"event": "node"})
+        return
+    from tranche.planning.decide.recording import view_to_dict
+
+    with service.open_host(uid) as host, open(os.memfd_create("tranche-node"), "w+b") as file:
+        file.write(json.dumps(view_to_dict(NodeView(host.driver.observe()))).encode())
+        file.flush()
+        file.seek(0)
+        connection.send({"event": "node"}, [file.fileno()])
+
+
 def _method(message: Mapping[str, Any]) -> str:
     """What the client wants; UsageError for what this version does not know."""
     if type(message.get("version")) is not int or message["version"] != VERSION:
@@ -419,9 +450,11 @@ def _method(message: Mapping[str, Any]) -> str:
             hint="use the version of Tranche that the service runs",
         )
     method = str(message.get("method"))[:_LONGEST_OPTION]
-    if method not in ("run", "extend", "ledger"):
-        raise UsageError(f"the service has no method {method!r}", hint="its methods are run, extend and ledger")
-    if method == "ledger" and (unknown := sorted(map(str, set(message) - {"version", "method", "parameters"}))):
+    if method not in ("run", "extend", "ledger", "node"):
+        raise UsageError(f"the service has no method {method!r}", hint="its methods are run, extend, ledger and node")
+    if method in ("ledger", "node") and (
+        unknown := sorted(map(str, set(message) - {"version", "method", "parameters"}))
+    ):
         raise UsageError(f"the service does not know these fields of the request: {one_line(', '.join(unknown))}")
     return method
 
@@ -477,7 +510,9 @@ def _refuse_inside_share(host: Host, peer: ClientProcess) -> None:
         return  # the client has ended, which its connection tells
     marks = {each.partition(b"=")[2].decode(errors="replace") for each in environment if each.startswith(_MARK)}
     with host.ledger.read() as db:
-        found = [each.id for each in register.allocations(db) if each.id in marks]
+        allocations = register.allocations(db)
+    groups = set(host.share_groups.around(peer.pid))
+    found = [each.id for each in allocations if each.id in marks or each.id in groups]
     if found:
         raise UsageError(
             f"this process is running inside share {found[0]}, and Tranche does not change the machine from inside a share",

@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from tranche.core.allocation import Allocation
+from tranche.core.allocation import HELD, Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, LedgerUnavailable, PermissionDenied, UsageError
 from tranche.core.keeper import KeeperStatus, ProcessKeeper
-from tranche.local.child import HELD
 from tranche.local.queue import Queue
 from tranche.node.host import Host
 from tranche.node.locks.locks import is_held, lock_pids

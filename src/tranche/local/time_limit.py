@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from tranche.core.allocation import Allocation
+from tranche.core.allocation import HELD, Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, NoRoom, PermissionDenied, TrancheError, UsageError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import format_duration
 from tranche.hardware.nvml_instances import process_name
-from tranche.local.child import HELD
 from tranche.local.queue import as_asked
 from tranche.local.termination import end_processes, living, take_back
 from tranche.local.workload import Workload

@@ -8,18 +8,18 @@ began before the fence has no group: its processes are in a session. So sessions
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tranche.core.allocation import Allocation
+from tranche.core.allocation import HELD, Allocation
 from tranche.core.errors import FenceUnavailable
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.state import GpuProcess, GpuState, NodeState
-from tranche.hardware.control_groups import make_group, remove_group
-from tranche.hardware.device_filter import FenceFilter, attach_filter, attached_filters, detach_filters
+from tranche.hardware.control_groups import remove_group
+from tranche.hardware.device_filter import FenceFilter, attach_filter, attached_filters, detach_filters, others_filters
 from tranche.hardware.nodes import device_files
 from tranche.hardware.process_stat import process_environment, process_groups
 from tranche.node.health.checkup import Finding, Status
@@ -27,7 +27,7 @@ from tranche.node.host import Host
 from tranche.node.limits.fence import FENCED_SHARES, fenced_groups, top_group
 from tranche.node.limits.share_groups import ShareGroupManager
 from tranche.node.processes.processes import MARK, process_at
-from tranche.node.store import records, register
+from tranche.node.store import chronicle, records, register
 
 _LOGINS: Final = "user.slice"
 _SESSIONS: Final = (
@@ -63,14 +63,16 @@ class FencedProcess:
 class FenceReport:
     """The fence as it is. `exempt` are the uids to whom sessions are open, None without the fence.
 
-    `wanted` is the name of the rule that sessions should have. `unfenced` are the shares that began before the fence. `inside`
-    are the programs that sessions keep from opening GPUs again, and `beyond` those out of the fence's reach.
+    `wanted` is the name of the rule that sessions should have. `unfenced` are the shares that began before the fence. `others`
+    tells whether another register's fence also applies to sessions. `inside` are the programs that sessions keep from opening
+    GPUs again, and `beyond` those out of the fence's reach.
     """
 
     exempt: frozenset[int] | None
     wanted: str
     sessions: tuple[SessionGroup, ...]
     unfenced: tuple[Allocation, ...]
+    others: bool = False
     inside: tuple[FencedProcess, ...] = ()
     beyond: tuple[FencedProcess, ...] = ()
 
@@ -81,43 +83,73 @@ class FenceReport:
 
     @property
     def due(self) -> bool:
-        """Whether the sessions should be confined now, and are not."""
-        return self.exempt is not None and not self.unfenced and not self.confined
+        """Whether the sessions should have another filter than they have, or none. The shares from before keep them open."""
+        has_rule = any(each.rule for each in self.sessions)
+        if self.exempt is None:
+            return has_rule
+        return not self.confined and (has_rule or not self.unfenced)
 
 
-def survey(host: Host, node: NodeState | None = None) -> FenceReport:
-    """The fence as it is now, with the programs on that node. Needs root, or raises FenceUnavailable."""
-    with host.ledger.read() as db:
-        exempt, allocations = records.fence(db), register.allocations(db)
-    top, owner = top_group(), host.share_groups.owner
+def fence_now(
+    exempt: frozenset[int] | None,
+    allocations: Sequence[Allocation],
+    groups: ShareGroupManager,
+    environment: Mapping[str, str],
+) -> FenceReport:
+    """The fence as it is now, for those users and shares. Asks no driver. Needs root, or raises FenceUnavailable."""
+    top, owner, fenced = top_group(), groups.owner, groups.fenced()
     found = [each for each in _SESSIONS if (top / each).is_dir()]
-    sessions = tuple(SessionGroup(each, "".join(attached_filters(top / each, owner))) for each in found)
-    unfenced = _unfenced(allocations, host.share_groups.fenced())
-    outside = tuple(_outside(node, exempt or frozenset(), unfenced)) if node is not None else ()
+    if _SYSTEMD.is_dir() and _LOGINS not in found:
+        found.append(_LOGINS)  # before the first login, systemd has not made it yet
+    rule = _session_rule(exempt or frozenset(), allocations, environment)
     return FenceReport(
         exempt,
-        _session_rule(host, exempt or frozenset()).name(owner),
-        sessions,
-        unfenced,
-        tuple(each for each in outside if _below(each.group, found)),
-        tuple(each for each in outside if not _below(each.group, found)),
+        rule.name(owner),
+        tuple(SessionGroup(each, "".join(attached_filters(top / each, owner))) for each in found),
+        tuple(each for each in allocations if isinstance(each.keeper, ProcessKeeper) and each.id not in fenced),
+        any(others_filters(top / each, owner) for each in found),
     )
 
 
-def check_fence(report: FenceReport) -> Iterator[Finding]:
-    """Whether the fence holds, if the machine has one."""
+def survey(host: Host, node: NodeState) -> FenceReport:
+    """The fence as it is now, with the programs on that node. Needs root, or raises FenceUnavailable."""
+    report = _report(host)
+    paths = [each.path for each in report.sessions]
+    outside = tuple(_outside(node, report.exempt or frozenset(), report.unfenced))
+    return replace(
+        report,
+        inside=tuple(each for each in outside if _below(each.group, paths)),
+        beyond=tuple(each for each in outside if not _below(each.group, paths)),
+    )
+
+
+def _report(host: Host) -> FenceReport:
+    with host.ledger.read() as db:
+        exempt, allocations = records.fence(db), register.allocations(db)
+    return fence_now(exempt, allocations, host.share_groups, host.environment)
+
+
+def check_fence(report: FenceReport, *, served: bool) -> Iterator[Finding]:
+    """Whether the fence holds, if the machine has one. `served` tells whether the service runs."""
     if report.exempt is None:
         if any(each.rule for each in report.sessions):
             text = "the fence is off, but sessions still open no GPU"
             yield Finding("fence", Status.WARN, text, "open them with: tranche policy fence --off")
+        elif report.others:
+            text = "the fence of another state folder keeps sessions from opening GPUs"
+            yield Finding("fence", Status.WARN, text, "take it down there, or restart the machine")
         return
+    if not served:
+        text = "the service that the fence needs is not running, so users get no GPUs"
+        yield Finding("fence", Status.WARN, text, "run: sudo systemctl start tranche.service")
     if report.unfenced:
         shares = ", ".join(each.id for each in report.unfenced)
         text = f"sessions open all GPUs until the shares from before the fence have ended: {shares}"
         yield Finding("fence", Status.WARN, text, "end a share with: tranche release ID --terminate")
     elif not report.confined:
-        text = "programs outside shares open all GPUs, although the machine has a fence"
-        yield Finding("fence", Status.WARN, text, "see whether systemd and the service run: systemctl status tranche")
+        groups = ", ".join(each.path for each in report.sessions if each.rule != report.wanted) or "any control group"
+        text = f"the fence does not apply to programs in {groups}"
+        yield Finding("fence", Status.WARN, text, "put it up again to see why: tranche policy fence --on")
     else:
         yield Finding("fence", Status.PASS, "users open GPUs only in shares")
     for each in report.beyond:
@@ -125,70 +157,99 @@ def check_fence(report: FenceReport) -> Iterator[Finding]:
         yield Finding("fence", Status.WARN, text, "", each.gpu.index)
 
 
-def prove(host: Host) -> None:
-    """Raises FenceUnavailable if the kernel does not enforce the fence on this machine; leaves nothing behind."""
+def put_up(host: Host, exempt: frozenset[int]) -> None:
+    """Put up the fence, which exempts root and these users. Nothing has changed if it raises FenceUnavailable."""
+    with host.deciding():
+        _prove(host)
+        before = _set(host, exempt)
+        try:
+            _apply(host)
+        except FenceUnavailable:
+            _set(host, before)
+            with suppress(FenceUnavailable):
+                _apply(host)
+            raise
+
+
+def take_down(host: Host) -> None:
+    """Let sessions open GPUs again; FenceUnavailable, before anything has changed, if this process does not see the groups."""
+    with host.deciding():
+        top_group()
+        _set(host, None)
+        _apply(host)
+
+
+def tend(host: Host) -> None:
+    """Bring the sessions' filters in line with the ledger. FenceUnavailable if the kernel refuses.
+
+    If the ledger has never known a fence, but sessions have its filters, the ledger was lost: the fence stays, and exempts root.
+    """
+    with host.deciding():
+        report = _report(host)
+        if report.exempt is None and report.due:
+            with host.ledger.read() as db:
+                was_known = chronicle.knows_fence(db)
+            if not was_known:
+                _set(host, frozenset())
+        _apply(host)
+
+
+def _set(host: Host, exempt: frozenset[int] | None) -> frozenset[int] | None:
+    """Write down the fence; returns the one before."""
+    with host.ledger.write() as db:
+        before = records.fence(db)
+        records.set_fence(db, exempt)
+        after = records.fence(db)
+        if after != before:
+            chronicle.fence_changed(db, host.clock(), after)
+    return before
+
+
+def _apply(host: Host) -> None:
+    """Give the sessions the filters that are due, or take them away."""
+    report = _report(host)
+    if not report.due:
+        return
+    top, owner = top_group(), host.share_groups.owner
+    if report.exempt is None:
+        for each in report.sessions:
+            detach_filters(top / each.path, owner)
+        with suppress(OSError):  # a share has a group there
+            (top / FENCED_SHARES).rmdir()
+        return
+    with host.ledger.read() as db:
+        rule = _session_rule(report.exempt, register.allocations(db), host.environment)
+    for each in report.sessions:
+        (top / each.path).mkdir(exist_ok=True)
+        attach_filter(top / each.path, rule, owner)
+
+
+def _prove(host: Host) -> None:
+    """Raises FenceUnavailable if the kernel does not enforce the fence on this machine."""
+    for left in fenced_groups().glob("probe-*"):  # another command was killed
+        remove_group(left)
     folder = fenced_groups() / f"probe-{os.getpid()}"
-    make_group(folder)
     try:
-        attach_filter(folder, _session_rule(host, frozenset()), host.share_groups.owner)
-        if not attached_filters(folder, host.share_groups.owner):
-            raise FenceUnavailable(
-                "the kernel accepted a device filter, but does not show it", hint="use a kernel of 5.10 or later"
-            )
+        folder.mkdir()
+        attach_filter(folder, _session_rule(frozenset(), (), host.environment), host.share_groups.owner)
+    except OSError as error:
+        raise FenceUnavailable(
+            f"cannot create the control group {folder}: {error.strerror}",
+            hint="see the limits of that group: cgroup.max.descendants",
+        ) from error
     finally:
         remove_group(folder)
-        with host.ledger.read() as db:
-            fenced = records.fence(db) is not None
-        if not fenced:
-            _remove_shares_group()
+        with suppress(OSError):  # a share has a group there
+            folder.parent.rmdir()
 
 
-def sessions_due(allocations: Iterable[Allocation], groups: ShareGroupManager) -> bool:
-    """Whether a group of sessions has no filter although no share is left that began before the fence. Asks no driver."""
-    if _unfenced(allocations, groups.fenced()):
-        return False
-    top = top_group()
-    if _SYSTEMD.is_dir() and not (top / _LOGINS).is_dir():
-        return True
-    return any((top / each).is_dir() and not attached_filters(top / each, groups.owner) for each in _SESSIONS)
-
-
-def confine_sessions(host: Host) -> FenceReport:
-    """Keep sessions from opening GPUs if that is due; returns the fence as it is then. FenceUnavailable if the kernel refuses."""
-    with host.deciding():
-        report = survey(host)
-        if not report.due:
-            return report
-        top, owner = top_group(), host.share_groups.owner
-        if _SYSTEMD.is_dir():
-            (top / _LOGINS).mkdir(exist_ok=True)  # before the first login, systemd has not made it yet
-        rule = _session_rule(host, report.exempt or frozenset())
-        for each in _SESSIONS:
-            if (top / each).is_dir():
-                attach_filter(top / each, rule, owner)
-        return survey(host)
-
-
-def open_sessions(host: Host) -> None:
-    """Let sessions open GPUs again; FenceUnavailable if the kernel refuses. Call it without the fence."""
-    with host.deciding():
-        for each in _SESSIONS:
-            detach_filters(top_group() / each, host.share_groups.owner)
-        _remove_shares_group()
-
-
-def _remove_shares_group() -> None:
-    with suppress(OSError):  # a share has a group there
-        fenced_groups().rmdir()
-
-
-def _session_rule(host: Host, exempt: frozenset[int]) -> FenceFilter:
-    numbers = device_files(host.environment).numbers()
-    return FenceFilter(numbers.majors, numbers.control, exempt | {_ROOT})
-
-
-def _unfenced(allocations: Iterable[Allocation], fenced: Collection[str]) -> tuple[Allocation, ...]:
-    return tuple(each for each in allocations if isinstance(each.keeper, ProcessKeeper) and each.id not in fenced)
+def _session_rule(
+    exempt: frozenset[int], allocations: Iterable[Allocation], environment: Mapping[str, str]
+) -> FenceFilter:
+    """What sessions may open. A user who was exempt until now stays so until their holds, which are sessions, have ended."""
+    numbers = device_files(environment).numbers()
+    held = {each.keeper.uid for each in allocations if each.command == HELD and isinstance(each.keeper, ProcessKeeper)}
+    return FenceFilter(numbers.majors, numbers.control, exempt | held | {_ROOT})
 
 
 def _outside(node: NodeState, exempt: frozenset[int], unfenced: Iterable[Allocation]) -> Iterator[FencedProcess]:

@@ -3,7 +3,7 @@
 A message is one JSON object in one packet of a Unix socket (SOCK_SEQPACKET), at most 64 KiB. The kernel says who the peer is; the
 service believes nothing else about a client's identity. A client sends one `run` message, then `started` and `ended`. The service
 sends `accepted`, `note`, `warning`, `granted`, `admitted`, `error` and `over`. It answers a `ledger` message with `ledger` and
-two files.
+two files, and a `node` message with `node` and, if the machine has a fence, a file: what the driver shows to root.
 """
 
 from __future__ import annotations

@@ -246,6 +246,11 @@ def fence_changed(db: sqlite3.Connection, time: float, exempt: frozenset[int] | 
     _write(db, time, FenceChanged(uids), "the fence is off" if uids is None else "the fence is on")
 
 
+def knows_fence(db: sqlite3.Connection) -> bool:
+    """Whether an event of this ledger tells of a fence."""
+    return db.execute("SELECT 1 FROM events WHERE kind = 'FenceChanged'").fetchone() is not None
+
+
 def time_extended(db: sqlite3.Connection, time: float, allocation_id: str, time_limit: int) -> None:
     """The time limit of a running command was extended to so many seconds."""
     from tranche.core.events import TimeExtended

@@ -1,0 +1,55 @@
+"""The driver as a user of the service sees it: behind a fence, through the service, because the user can open no GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tranche.core.errors import GpuNotFound, ServiceUnavailable, UsageError
+from tranche.core.state import GpuState, NodeState
+from tranche.hardware.nvml import NvmlDriver
+from tranche.node.state.connection import ANSWERS_WITHIN_SECONDS, VERSION, connect, error_of
+from tranche.planning.decide.recording import view_from_dict
+
+
+class ServedDriver(NvmlDriver):
+    """The GPUs of a machine with a service, which listens on `socket`. It serves requests; this process changes nothing."""
+
+    def __init__(self, socket: Path, *, reset_command: str) -> None:
+        super().__init__(reset_command=reset_command, served=True)
+        self._socket = socket
+
+    def observe(self) -> NodeState:
+        """Every GPU as it is now, from the service if the machine has a fence."""
+        node = self._from_service()
+        return super().observe() if node is None else node
+
+    def observe_gpu(self, gpu_uuid: str) -> GpuState:
+        """One GPU as it is now."""
+        node = self._from_service()
+        if node is None:
+            return super().observe_gpu(gpu_uuid)
+        found = next((gpu for gpu in node if gpu.uuid == gpu_uuid), None)
+        if found is None:
+            raise GpuNotFound(f"there is no GPU {gpu_uuid}", hint="list the GPUs with: tranche gpus")
+        return found
+
+    def _from_service(self) -> NodeState | None:
+        """What the service sees; None without a fence, and if no service answers or it is too old to tell."""
+        try:
+            connection = connect(self._socket)
+            try:
+                connection.send({"version": VERSION, "method": "node", "parameters": {}})
+                connection.await_answer(ANSWERS_WITHIN_SECONDS)
+                message, files = connection.receive() or ({}, [])
+            finally:
+                connection.close()
+            contents = []
+            for each in files:
+                with open(each, "rb") as file:
+                    contents.append(file.read())
+            if message.get("event") == "error":
+                raise error_of(message)
+        except (ServiceUnavailable, UsageError):
+            return None
+        return view_from_dict(json.loads(contents[0])).node if contents else None
