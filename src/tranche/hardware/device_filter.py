@@ -112,7 +112,7 @@ def _unavailable(folder: Path, error: OSError) -> FenceUnavailable:
 
 
 def _prefix(owner: str) -> str:
-    return f"{_OURS}{hashlib.sha256(owner.encode()).hexdigest()[:6]}"
+    return f"{_OURS}{hashlib.sha256(os.fsencode(owner)).hexdigest()[:6]}"
 
 
 def _ordered(rule: FenceFilter) -> tuple[Sequence[object], ...]:
