@@ -19,7 +19,7 @@ from tranche.core.request import Request, parse_request
 from tranche.core.state import MigMode
 from tranche.core.user_quota import EVERYONE, UserQuota
 from tranche.planning.decide.allocate import Granted, Waiting, decide
-from tranche.planning.decide.backfill import Foresight, free_by
+from tranche.planning.decide.backfill import Foresight
 from tranche.planning.decide.foresee import without
 from tranche.planning.decide.queue import WaitingRequest, may_start, outlooks, startable
 from tranche.planning.decide.recording import (
@@ -29,6 +29,7 @@ from tranche.planning.decide.recording import (
     decision_from_dict,
     decision_to_dict,
 )
+from tranche.planning.decide.time_limits import free_by
 from tranche.planning.explain.explanation import explain
 from tranche.planning.explain.remedies import RemedyKind
 

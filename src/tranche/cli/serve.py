@@ -39,6 +39,7 @@ _FIRST_PASSED = 3
 _NEEDED_LATER = (
     "pynvml",
     "tranche.core.events",
+    "tranche.core.moment",
     "tranche.hardware.control_groups",
     "tranche.hardware.device_filter",
     "tranche.hardware.limit_canary",
@@ -50,6 +51,7 @@ _NEEDED_LATER = (
     "tranche.local.share_spec",
     "tranche.node.fence",
     "tranche.node.limits.fence",
+    "tranche.planning.decide.backfill",
     "tranche.planning.decide.fairness",
     "tranche.planning.decide.recording",
 )

@@ -14,6 +14,7 @@ from tranche.core.grid import PlacedInstance, Placement
 from tranche.core.keeper import NOT_KNOWN_YET, Keeper, ProcessKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
+from tranche.core.reservation import Reservation
 from tranche.core.sharing import (
     ALL_COMPUTE,
     INSIDE_WALLS,
@@ -276,9 +277,10 @@ class NodeView:
     `requested` is the subset of `owned` that was made for requests; an idle one may give way to a better place. `changing` names
     the GPUs that a layout change is re-cutting; they take no grants. `uses` maps GPU UUIDs to the administrator's policy.
     `withheld` places take no new grants, even if they have holders. `quotas` maps uids as text, and groups, to quotas; `groups`
-    maps uids as text to the groups with quotas that the user is in. `recent` has the GPU-seconds of users and groups today and on
-    the six days before, if a quota limits them. `idle` has the seconds for which shares have been idle; only explanations use it.
-    `asker` is the uid of the user that the decision is for, -1 if unknown.
+    maps uids as text to the user's groups with quotas or reservations. `recent` has the GPU-seconds of users and groups today and
+    on the six days before, if a quota limits them. `idle` has the seconds for which shares have been idle, for explanations.
+    `reservations` are in the order of their beginnings; what they close depends on `time`, in seconds since the epoch. `asker` is
+    the uid of the user that the decision is for, -1 if unknown.
 
     Invariants: grants overlap only as parts of one device, by one mechanism. A GPU granted whole carries no other grant.
     """
@@ -295,6 +297,8 @@ class NodeView:
     recent: Mapping[str, float] = field(default_factory=dict)
     asker: int = -1
     idle: Mapping[str, int] = field(default_factory=dict)
+    reservations: tuple[Reservation, ...] = ()
+    time: float = 0.0
 
     def use_of(self, gpu_uuid: str) -> GpuPolicy:
         """The administrator's policy for that GPU; AUTO if there is none."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from tranche.core.allocation import HELD, Allocation
+from tranche.core.allocation import HELD, Allocation, NodeView
 from tranche.core.errors import AllocationUnknown, GpuBusy, NoRoom, PermissionDenied, TrancheError, UsageError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import format_duration
@@ -32,9 +32,10 @@ from tranche.node.mps.mps_daemons import drain
 from tranche.node.processes.processes import find_traces, holders_of
 from tranche.node.state.session import boot_clock, process_stopped, sees_processes_of
 from tranche.node.store import chronicle, register
-from tranche.planning.decide.backfill import GRACE_SECONDS
 from tranche.planning.decide.queue import reserved_for
 from tranche.planning.decide.quota import refuse_too_long
+from tranche.planning.decide.reservations import closing
+from tranche.planning.decide.time_limits import GRACE_SECONDS, free_by
 
 WARNINGS_SECONDS = (600.0, 60.0)
 _LONGEST_SLEEP_SECONDS = 60.0
@@ -275,7 +276,7 @@ def extend(host: Host, allocation_id: str, seconds: int, uid: int) -> str:
     """Add the seconds to the time limit of a running command, for user `uid`; returns the result in words.
 
     Raises AllocationUnknown; UsageError if there is no time limit, or its time is over; PermissionDenied if it is another user's;
-    NoRoom if a request waits for one of its GPUs. Root may extend every command, whoever waits.
+    NoRoom if a request waits for one of its GPUs, or one is reserved by then. Root may extend every command, whoever waits.
     """
     with host.deciding(_PATIENCE_SECONDS) as (view, queue):
         found = next((each for each in view.allocations if each.id == allocation_id), None)
@@ -305,8 +306,19 @@ def extend(host: Host, allocation_id: str, seconds: int, uid: int) -> str:
             )
         after = before + seconds
         if uid:
-            refuse_too_long(replace(view, asker=uid), replace(found.request, time_limit=after))
+            longer = found._replace(request=replace(found.request, time_limit=after))
+            refuse_too_long(replace(view, asker=uid), longer.request)
+            _refuse_reserved(replace(view, asker=uid), longer)
         with host.ledger.write() as db:
             register.set_request(db, found.id, replace(found.request, time_limit=after))
             chronicle.time_extended(db, host.clock(), found.id, after)
     return f"{found.id}: the time limit is now {format_duration(after)}; it was {format_duration(before)}"
+
+
+def _refuse_reserved(view: NodeView, longer: Allocation) -> None:
+    for grant in longer.grants:
+        if (found := closing(view, grant.gpu_uuid, free_by(longer))) is not None:
+            raise NoRoom(
+                f"{view.node.gpu(grant.gpu_uuid).label} is {found}",
+                hint="extend it by less time, or ask an administrator to extend it",
+            )

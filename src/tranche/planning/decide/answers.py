@@ -17,6 +17,7 @@ from enum import IntEnum
 from tranche.core.allocation import ComputeSlice, FractionalShare, NodeView, WithheldDevice, memory_of, out_of_reach
 from tranche.core.profile import size_rank
 from tranche.core.request import GpuMemory, GpuShare, Request
+from tranche.core.reservation import Reservation
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuState
 from tranche.planning.decide.candidates import Candidate, gpus_needed
@@ -24,8 +25,10 @@ from tranche.planning.decide.obstacle import CommonReason, Obstacle, Reason, mor
 from tranche.planning.decide.options import Option, OptionKind, PlanPermission, gpu_blocked, slice_obstacle, ways_alone
 from tranche.planning.decide.part_options import part_options
 from tranche.planning.decide.quota import candidates_within_quota
+from tranche.planning.decide.reservations import closing, why_closed
 from tranche.planning.decide.share_options import ShareOptions, accepted
 from tranche.planning.decide.tables import geometry_of, place_cost
+from tranche.planning.decide.time_limits import free_at
 from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, tenancies
 
 # Machines with more GPUs than this name one GPU for each group of similar answers, and at most this many.
@@ -51,17 +54,19 @@ Preference = tuple[int, bool, int, int, int, float]
 class _AskedGpu:
     """A GPU asked to serve a request.
 
-    It knows its occupancy, its candidate if it were empty or else the obstacle, and the earlier waiter that it is kept for, "" if
-    there is none.
+    It knows its occupancy, its candidate if it were empty or else the obstacle, the earlier waiter that it is kept for, "" if
+    there is none, and the reservation that closes it at the time `now`.
     """
 
     here: GpuOccupancy
     candidate: Candidate | Obstacle
     kept_for: str = ""
+    reserved: Reservation | None = None
+    now: float = 0.0
 
     def best_option(self, freedom: PlanPermission, *, thrifty: bool) -> tuple[Preference, Option] | None:
         """The best way to serve the request on this GPU now, with its preference; None if there is none."""
-        if isinstance(self.candidate, Obstacle) or self.here.changing or self.kept_for:
+        if isinstance(self.candidate, Obstacle) or self.here.changing or self.kept_for or self.reserved is not None:
             return None
         return best_option(self.here, self.candidate, freedom, thrifty=thrifty)
 
@@ -75,6 +80,8 @@ class _AskedGpu:
             return GpuFit(gpu, self.candidate)
         if (shut := _closed(self.here)) is not None:
             return GpuFit(gpu, shut)
+        if self.reserved is not None:
+            return GpuFit(gpu, obstacle(gpu, Reason.RESERVED, why_closed(self.reserved, self.now)))
         if self.kept_for:
             return GpuFit(
                 gpu, obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {self.kept_for}, which is ahead in the queue")
@@ -124,10 +131,14 @@ class GpuFitList:
 
 def asked_gpus(view: NodeView, request: Request, reserved: Reserved) -> tuple[_AskedGpu, ...]:
     """Put the request to every GPU of the view, in index order."""
-    return tuple(
+    asked = tuple(
         _AskedGpu(here, found, reserved.get(here.gpu.uuid, ""))
         for here, found in zip(tenancies(view), candidates_within_quota(view, request), strict=True)
     )
+    if not view.reservations:
+        return asked
+    until = free_at(request, view.time)
+    return tuple(replace(each, reserved=closing(view, each.here.gpu.uuid, until), now=view.time) for each in asked)
 
 
 def best_option(

@@ -17,24 +17,20 @@ from tranche.core.request import Request
 from tranche.planning.decide.allocate import Granted, decide
 from tranche.planning.decide.answers import Reserved
 from tranche.planning.decide.foresee import with_granted, without
+from tranche.planning.decide.reservations import is_for
+from tranche.planning.decide.time_limits import free_by, longest_before
 
-GRACE_SECONDS = 30.0
-"""How long a command has between SIGTERM and SIGKILL at the end of its time. As long again, others end what is left."""
-_CUT_SECONDS = 60.0
-"""How long it may take from the grant to the command's start, when the time begins."""
-
-
-def free_by(allocation: Allocation) -> float:
-    """When the share is free at the latest, in seconds since the epoch; infinity without a time limit."""
-    limit = allocation.request.time_limit
-    return math.inf if limit is None else allocation.created + _CUT_SECONDS + limit + 2 * GRACE_SECONDS
+_FAR_SECONDS = 2.5e11
+"""Since the epoch: later than any end."""
+_LATE_SECONDS = 60.0
+"""How late a waiting command may notice that it can start, if no other command's end wakes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
     """What is to come on a machine at the time `now`, in seconds since the epoch, if all commands end by their time limits.
 
-    A command whose time is over, but which still holds its share, may hold it for ever.
+    A command whose time is over, but which still holds its share, may hold it for ever. So may those that a reservation is for.
     """
 
     view: NodeView
@@ -50,6 +46,9 @@ class Foresight:
 
     def _starts_by(self, request: Request, uid: int) -> float | None:
         ends = sorted({free_by(each) for each in self._ending()})
+        if self.view.reservations:  # which also close GPUs, so a later time may be worse
+            bounds = {time for each in self.view.reservations for time in (each.begins, each.ends) if time > self.now}
+            return next((time for time in sorted({*ends, *bounds}) if self.fits(request, uid, time)), None)
         if not ends or not self.fits(request, uid, ends[-1]):
             return None
         return ends[bisect_left(ends, True, hi=len(ends) - 1, key=lambda end: self.fits(request, uid, end))]
@@ -59,7 +58,15 @@ class Foresight:
         ended = [each.id for each in self._ending() if free_by(each) <= time]
         view = without(replace(self.view, asker=uid), ended)
         try:
-            return isinstance(decide(view, request), Granted)
+            if not view.reservations:
+                return isinstance(decide(view, request), Granted)
+            lasting = (
+                each._replace(ends=_FAR_SECONDS, used=True) if each.users and not is_for(each, view, uid) else each
+                for each in view.reservations
+            )
+            view = replace(view, reservations=tuple(lasting))
+            there = (replace(view, time=late) for late in (time, time + _LATE_SECONDS))
+            return all(isinstance(decide(each, request), Granted) for each in there)
         except TrancheError:
             return False
 
@@ -109,11 +116,15 @@ def starts_of(reserved: Reserved, first: Queued, foresight: Foresight) -> dict[s
 def longest_limit(
     view: NodeView, request: Request, reserved: Reserved, first: Queued, foresight: Foresight
 ) -> int | None:
-    """The longest time limit, in whole minutes, with which `backfill` would grant the request; None if none would."""
-    for start in sorted(set(starts_of(reserved, first, foresight).values()), reverse=True):
-        limit = int(start - foresight.now - _CUT_SECONDS - 2 * GRACE_SECONDS) // 60 * 60
-        if limit > 0 and backfill(view, replace(request, time_limit=limit), reserved, first, foresight) is not None:
-            return limit
+    """The longest time limit, in whole minutes, with which the request would start now; None if no limit would do."""
+    starts = {*starts_of(reserved, first, foresight).values(), *(each.begins for each in view.reservations)}
+    for start in sorted(starts, reverse=True):
+        if limit := longest_before(start, foresight.now):
+            limited = replace(request, time_limit=limit)
+            if isinstance(decide(view, limited, reserved=reserved), Granted):
+                return limit
+            if backfill(view, limited, reserved, first, foresight) is not None:
+                return limit
     return None
 
 

@@ -23,6 +23,7 @@ class Reason(StrEnum):
     MIG_MODE_CHANGE_PENDING = "MigModeChangePending"
     LAYOUT_CHANGING = "LayoutChanging"
     WITHHELD = "Withheld"
+    RESERVED = "Reserved"
     GPU_BUSY = "GpuBusy"
     FOREIGN_INSTANCES = "ForeignInstances"
     NO_ROOM = "NoRoom"

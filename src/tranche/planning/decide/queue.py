@@ -3,7 +3,8 @@
 A waiter wants every GPU that could serve it, were it empty. A later waiter may start only on GPUs that no earlier one wants. So a
 small request never overtakes a large one that waits for the same GPU, and requests for different GPUs never wait for each other.
 A waiter that needs more GPUs than are open (not lost, cordoned or faulty) holds none up until that changes. Nor does a waiter
-beyond its user's quota, so later requests may pass it, also the same user's.
+beyond its user's quota, so later requests may pass it, also the same user's. Nor does a waiter hold a GPU up from which a
+reservation keeps it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from tranche.planning.decide.allocate import Decision, Granted, decide
 from tranche.planning.decide.answers import Reserved
 from tranche.planning.decide.candidates import Candidate, check_possible, gpus_needed
 from tranche.planning.decide.quota import candidates_within_quota, limits_alike, refuse_beyond_quota, refuse_too_long
+from tranche.planning.decide.reservations import closing, is_for
+from tranche.planning.decide.time_limits import free_at
 
 if TYPE_CHECKING:
     from tranche.planning.decide.backfill import Foresight, Queued
@@ -51,7 +54,7 @@ def may_start(
     A waiter with a time limit may pass earlier ones only with `now`, in seconds since the epoch. Raises AllocationUnknown when
     the id is not among them, and what `decide` raises when the request can never be served.
     """
-    waiters = _in_time(view, waiters)
+    view, waiters = at(view, now), in_time(view, waiters)
     for position, waiter in enumerate(waiters):
         if waiter.id == waiter_id:
             ahead = waiters[:position]
@@ -78,7 +81,7 @@ def decide_behind(
     its_view, request = for_user(view, waiter), waiter.request
     refuse_too_long(its_view, request)
     found = decide(its_view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
-    if isinstance(found, Granted) or now is None or all(each.request.time_limit is None for each in view.allocations):
+    if isinstance(found, Granted) or now is None or not foreseeable(view):
         return found
     from tranche.planning.decide.backfill import Foresight, backfill  # most machines have no time limits
 
@@ -100,18 +103,23 @@ def _lasts(view: NodeView) -> bool:
     return not is_fair(view.quotas) and all(each is None or each.gpu_hours is None for each in hours)
 
 
+def foreseeable(view: NodeView) -> bool:
+    """Whether time limits or reservations tell anything of the future; on most machines nothing does."""
+    return bool(view.reservations) or any(each.request.time_limit is not None for each in view.allocations)
+
+
 def by_id(waiters: Iterable[WaitingRequest]) -> Queued:
     """The request and the user behind each id."""
     return {each.id: (each.request, each.uid) for each in waiters}
 
 
 def reserved_for(view: NodeView, waiters: Iterable[WaitingRequest]) -> dict[str, str]:
-    """The UUIDs of the GPUs that the waiters want, each with the first waiter's id."""
+    """The UUIDs of the GPUs that the waiters want and may have now, each with the first waiter's id."""
     reserved: dict[str, str] = {}
-    for waiter in _first_of_each(view, (each for each in waiters if not each.silent)):
+    for waiter in _first_of_each(view, (each for each in in_time(view, waiters) if not each.silent)):
         if len(reserved) == len(view.node.gpus):
             break
-        for uuid in _wanted(for_user(view, waiter), waiter.request):
+        for uuid in _held_up(for_user(view, waiter), waiter.request):
             reserved.setdefault(uuid, waiter.id)
     return reserved
 
@@ -124,22 +132,23 @@ def startable(
     now: float | None = None,
 ) -> Iterator[str]:
     """The ids of the waiters that may start now, in the order of service; the rest as for `may_start`."""
+    view = at(view, now)
     reserved: dict[str, str] = {}
     ahead: list[WaitingRequest] = []
     foresight: Foresight | None = None
-    if now is not None and any(each.request.time_limit is not None for each in view.allocations):
+    if now is not None and foreseeable(view):
         from tranche.planning.decide.backfill import Foresight  # most machines have no time limits
 
         foresight = Foresight(view, now)
     # Among equal requests only the first can be startable: it reserves everything the others want.
-    for waiter in _first_of_each(view, _in_time(view, waiters)):
+    for waiter in _first_of_each(view, in_time(view, waiters)):
         if waiter.silent:
             ahead.append(waiter)
             continue
         may_pass = foresight is not None and waiter.request.time_limit is not None
         if len(reserved) == len(view.node.gpus) and not may_pass:
             continue
-        wanted = _wanted(for_user(view, waiter), waiter.request)
+        wanted = _held_up(for_user(view, waiter), waiter.request)
         if wanted and (may_pass or not all(uuid in reserved for uuid in wanted)):
             decision = decide_behind(
                 view, waiter, ahead, reserved, now, adopt_foreign_destroy=adopt_foreign_destroy, foresight=foresight
@@ -155,14 +164,14 @@ def outlooks(view: NodeView, waiters: Iterable[WaitingRequest]) -> Iterator[Deci
     """What each waiter gets now, in the order of service, or why it never can."""
     reserved: dict[str, str] = {}
     known: dict[_Alike, Decision | TrancheError] = {}
-    for waiter in waiters:
+    for waiter in in_time(view, waiters):
         alike, its_view = _alike(view, waiter), for_user(view, waiter)
         if alike not in known:
             known[alike] = _outlook(its_view, waiter.request, reserved)
         yield known[alike]
         if len(reserved) < len(view.node.gpus):
             before = len(reserved)
-            for uuid in _wanted(its_view, waiter.request):
+            for uuid in _held_up(its_view, waiter.request):
                 reserved.setdefault(uuid, waiter.id)
             if len(reserved) > before:
                 known.clear()
@@ -178,11 +187,18 @@ def _outlook(view: NodeView, request: Request, reserved: Reserved) -> Decision |
 
 def for_user(view: NodeView, waiter: WaitingRequest) -> NodeView:
     """The view for a decision about that waiter."""
-    return replace(view, asker=waiter.uid) if view.quotas else view
+    return replace(view, asker=waiter.uid) if view.quotas or view.reservations else view
 
 
-def _in_time(view: NodeView, waiters: Iterable[WaitingRequest]) -> list[WaitingRequest]:
+def at(view: NodeView, now: float | None) -> NodeView:
+    """The view at that time in seconds since the epoch, as far as the time matters for a decision."""
+    return view if now is None or not view.reservations else replace(view, time=now)
+
+
+def in_time(view: NodeView, waiters: Iterable[WaitingRequest]) -> list[WaitingRequest]:
     """The waiters with the time limits that their users' quotas give them."""
+    if not view.quotas:
+        return list(waiters)
     return [replace(each, request=within_time(each.request, view.quotas, each.uid)) for each in waiters]
 
 
@@ -191,7 +207,9 @@ _Alike = tuple[Request, bool, Hashable]
 
 def _alike(view: NodeView, waiter: WaitingRequest) -> _Alike:
     """Equal for waiters that get the same answer."""
-    return waiter.request, waiter.silent, limits_alike(for_user(view, waiter))
+    its_view = for_user(view, waiter)
+    mine = [each.id for each in view.reservations if is_for(each, view, waiter.uid)]
+    return waiter.request, waiter.silent, (limits_alike(its_view), *mine)
 
 
 def _first_of_each(view: NodeView, waiters: Iterable[WaitingRequest]) -> Iterator[WaitingRequest]:
@@ -215,3 +233,12 @@ def _wanted(view: NodeView, request: Request) -> tuple[str, ...]:
     closed = {each.place.gpu_uuid for each in view.withheld if each.place.slot is None and not each.for_large}
     # With fewer open GPUs than it needs, it starts only after an administrator has acted: others need not wait for that.
     return wanted if len(set(wanted) - closed) >= gpus_needed(request) else ()
+
+
+def _held_up(view: NodeView, request: Request) -> tuple[str, ...]:
+    """The GPUs that others must leave to the request. A reservation that keeps it from one now does so until it is over."""
+    wanted = _wanted(view, request)
+    if not view.reservations:
+        return wanted
+    until = free_at(request, view.time)
+    return tuple(uuid for uuid in wanted if closing(view, uuid, until) is None)

@@ -93,7 +93,9 @@ def _limits(view: NodeView) -> tuple[_Limit, ...]:
         if own is None or not own.limits_shares
         else [_Limit(own, "the user", _held(view, {asker}), view.recent.get(asker, 0.0))]
     )
-    for group in (each for each in view.groups.get(asker, ()) if view.quotas[each].limits_shares):
+    for group in (
+        each for each in view.groups.get(asker, ()) if each in view.quotas and view.quotas[each].limits_shares
+    ):
         members = {uid for uid, groups in view.groups.items() if group in groups}
         who = f"group {group.removeprefix(GROUP)}"
         found.append(_Limit(view.quotas[group], who, _held(view, members), view.recent.get(group, 0.0)))

@@ -20,7 +20,15 @@ from tranche.planning.decide.answers import GpuFit, GpuFitList, answers, asked_g
 from tranche.planning.decide.candidates import gpus_needed
 from tranche.planning.decide.obstacle import Reason
 from tranche.planning.decide.options import PlanPermission
-from tranche.planning.decide.queue import WaitingRequest, by_id, decide_behind, reserved_for
+from tranche.planning.decide.queue import (
+    WaitingRequest,
+    at,
+    by_id,
+    decide_behind,
+    foreseeable,
+    in_time,
+    reserved_for,
+)
 from tranche.planning.decide.share_options import accepted, rules_of
 from tranche.planning.explain.remedies import NO_ADVICE, Remedy, RemedyKind, RemedyList, remedies, stronger
 
@@ -84,7 +92,8 @@ def explain(
 
     `now`, in seconds since the epoch, is for time limits, as in `may_start`.
     """
-    request = within_time(request, view.quotas, view.asker)
+    view, request = at(view, now), within_time(request, view.quotas, view.asker)
+    waiters = in_time(view, waiters)
     reserved, freedom = reserved_for(view, waiters), PlanPermission(adopt_foreign_destroy)
     found = answers(asked_gpus(view, request, reserved), freedom)
     granted: Granted | None = None
@@ -103,7 +112,7 @@ def explain(
         return Explanation(request, granted, None, found, more, _passed_over(view, request, granted))
     helps = remedies(view, request, freedom, reserved)
     limit = None
-    if impossible is None and now is not None and any(each.request.time_limit is not None for each in view.allocations):
+    if impossible is None and now is not None and foreseeable(view):
         from tranche.planning.decide.backfill import Foresight, longest_limit  # most machines have no time limits
 
         limit = longest_limit(view, request, reserved, by_id(waiters), Foresight(view, now))

@@ -226,7 +226,7 @@ def _other_slices(question: _Question) -> Iterator[Remedy]:
     larger = [p for p in other if limit is not None and (p.size, p.slices) > limit]
     for group in (reversed(smaller), iter(larger)):
         for profile in group:
-            request = Request(MigSlice(profile.name), question.request.isolation, question.request.gpu_model)
+            request = replace(question.request, demand=MigSlice(profile.name), compute=None)
             if question.granted(request=request) is not None:
                 yield Remedy(RemedyKind.OTHER_SLICE, f"{_sized(profile)} fits now: {request}", request)
                 break
@@ -254,6 +254,12 @@ def _waits(question: _Question) -> Iterator[Remedy]:
     holders = _fewest_holders(question)
     if holders is not None:
         yield Remedy(RemedyKind.WAIT, _wait_text(question.near, holders), None, *holders.named)
+    elif found := question.granted(replace(question.view, reservations=())):
+        gpus = {each.gpu_uuid for each in found.grants}
+        last = max(
+            (each for each in question.view.reservations if gpus & {*each.gpu_uuids}), key=lambda each: each.ends
+        )
+        yield Remedy(RemedyKind.WAIT, f"wait until a reservation is over: {last}")
 
 
 def _beyond_quota(question: _Question) -> bool:
