@@ -94,6 +94,8 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     replayed = machine.json("replay", str(record))
     machine.tranche("policy", "quota", "--shares", "9")
     policy = machine.json("policy", "list")
+    machine.tranche("reserve", "add", "--gpus", "1", "--from", "mon 9:00", "--for", "1h")
+    reservations = machine.json("reserve", "list")
     printed: dict[str, dict[str, Any]] = {
         "GpuList": gpus,
         "Gpu": gpu,
@@ -129,6 +131,8 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
         "PolicyGpu": policy["gpus"][0],
         "UserQuota": policy["quotas"][0],
         "UsageReport": machine.json("report"),
+        "ReservationList": reservations,
+        "Reservation": reservations["reservations"][0],
     }
     described = described_objects()
     for name, document in printed.items():

@@ -29,6 +29,8 @@ from tranche.core.events import (
     QuotaChanged,
     ReleaseBegun,
     RequestCancelled,
+    ReservationEnded,
+    ReservationMade,
     ServerEnded,
     ShareGranted,
     ShareKept,
@@ -90,6 +92,8 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         FenceChanged((0, 1000)),
         FenceChanged(None),
         TimeExtended(7200),
+        ReservationMade("r", ("GPU-0", "GPU-1"), 10.0, 20.5, "ann", "ada"),
+        ReservationEnded("r", "ada removed it"),
         BootEnded("b", "7*19", "HardwareError"),
     ]
 

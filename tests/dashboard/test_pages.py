@@ -20,6 +20,7 @@ from tranche.core.allocation import NodeView, Slice, WholeGpu, WithheldDevice
 from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.events import Event, ShareGranted, StepDone
 from tranche.core.request import MigSlice, Request, parse_request
+from tranche.core.reservation import Reservation
 from tranche.core.state import NodeState
 from tranche.dashboard.acting.action_handler import plan_page
 from tranche.dashboard.acting.actions import ActionPlan, ReleaseAction
@@ -436,6 +437,16 @@ def test_what_is_held_is_on_every_page_though_the_clock_was_put_back() -> None:
         assert drawn.count("tr-held") == len(rows)
     owners = tables(tree_of(page_of("/waste", seen)))["By user and namespace, largest first"]
     assert sum(int(row[1]) for row in owners) == len(later)
+
+
+def test_a_reservation_is_told_beside_its_gpu_and_on_its_page_until_it_is_over() -> None:
+    view = every_kind()
+    uuid = view.node.gpus[0].uuid
+    it = Reservation("r", (uuid,), 100.0, 200.0, ("1001",), "ann", "root")
+    for time, told in ((50.0, True), (150.0, True), (200.0, False)):
+        seen = snapshot_of(replace(view, reservations=(it,), time=time))
+        for page in ("/", f"/gpus/{uuid}"):
+            assert (str(it) in text_of(tree_of(page_of(page, seen)))) is told, page
 
 
 def test_the_first_view_says_what_needs_somebody_and_where_it_is_shown() -> None:

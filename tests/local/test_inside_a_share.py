@@ -81,6 +81,7 @@ def test_nothing_of_the_machine_is_changed_from_inside_a_share(machine: TestMach
     commands = (
         "cordon 1",
         "uncordon 1",
+        "reserve add --gpu 1 --from 9:00 --for 1h",
         "policy set sharing=off",
         "policy set timeslice=short",
         "policy unset",

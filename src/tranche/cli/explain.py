@@ -25,6 +25,7 @@ from tranche.cli.runtime import (
     output_option,
     warn_of_hidden_devices,
 )
+from tranche.core.allocation import NodeView
 from tranche.core.errors import AllocationUnknown, UsageError
 from tranche.core.quantity import format_memory
 from tranche.core.request import parse_request
@@ -127,7 +128,7 @@ def command(
         )
     else:
         first = [] if order is None else who_goes_first(order, uid, [each.uid for each in waiters], user_name)
-        _print(answer, view.node, names, [*first, *(told_idle(each, view, names) for each in idle)])
+        _print(answer, view, names, [*first, *(told_idle(each, view, names) for each in idle)])
     if answer.impossible is not None:
         sys.exit(answer.impossible.exit_code)
 
@@ -174,7 +175,8 @@ def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[records.W
     raise AllocationUnknown(f"no request {waiter_id} is waiting", hint="list the waiting requests with: tranche ps")
 
 
-def _print(answer: Explanation, node: NodeState, names: NameTable, why: Sequence[str]) -> None:
+def _print(answer: Explanation, view: NodeView, names: NameTable, told: Sequence[str]) -> None:
+    node = view.node
     show(f"{status(answer)}: {answer.summary}")
     if answer.granted is not None:
         steps = answer.granted.plan.steps
@@ -186,10 +188,12 @@ def _print(answer: Explanation, node: NodeState, names: NameTable, why: Sequence
     said = reasons(answer, names)
     if said and said.count("; ") < len(answer.gpus) - 1:
         show(f"  {said}")
-    for line in why:
+    for line in told:
         show(f"  {line}")
     if answer.starts_by is not None:
-        show(f"  it starts by {describe.local_time(answer.starts_by)}, when others have reached their time limits")
+        also = " and reservations allow it" if view.reservations else ""
+        when = f"when others have reached their time limits{also}"
+        show(f"  it starts by {describe.local_time(answer.starts_by)}, {when}")
     show()
     print_table(("GPU", "REASON", "MISSING", "HELD BY", "WHY"), _gpu_rows(answer.gpus, node, names))
     if answer.answers.unnamed:

@@ -34,6 +34,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "extend": ("tranche.cli.extend", "Give a running command more time"),
         "cordon": ("tranche.cli.cordon:cordon", "Keep new requests off the given GPUs"),
         "uncordon": ("tranche.cli.cordon:uncordon", "Make cordoned GPUs available again"),
+        "reserve": ("tranche.cli.reserve", "Reserve GPUs for users or for maintenance"),
         "policy": ("tranche.cli.policy", "Set how GPUs are shared, user quotas, and who goes first"),
         "report": ("tranche.cli.report", "Report the GPU time of users"),
         "bundle": ("tranche.cli.bundle", "Write an archive for a bug report"),

@@ -247,7 +247,7 @@ def quota(
             "--time cannot be set for a group, because it applies to each command",
             hint="set it with --user, or for all users without --user",
         )
-    named = _named(users, groups, check=not remove) or {EVERYONE: ""}
+    named = named_users(users, groups, check=not remove) or {EVERYONE: ""}
     wanted = None if remove else parse_quota(gpus, gpu_memory, shares, time, gpu_hours)
     with open_host(settings) as host:
         quotas = change_quotas(host, named, wanted, clock=clock)
@@ -298,7 +298,7 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
         )
     if weight is not None and (_WEIGHT.fullmatch(weight) is None or int(weight) == 0):
         raise UsageError(f"'{weight}' is not a whole number from 1 to 9999", hint="for example: --weight 2")
-    named = _named(users, groups, check=not off)
+    named = named_users(users, groups, check=not off)
     with open_host(settings) as host:
         began = make_fair(host, named, None if off else int(weight or 1), clock=clock)
         Queue(host).ring_all()
@@ -342,7 +342,7 @@ def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None
     say(str(wanted))
 
 
-def _named(users: tuple[str, ...], groups: tuple[str, ...], *, check: bool) -> dict[str, str]:
+def named_users(users: tuple[str, ...], groups: tuple[str, ...], *, check: bool) -> dict[str, str]:
     """The keys and the names of users and groups; UsageError for one that the machine does not know.
 
     Without the `check`, a group may have been deleted.

@@ -275,6 +275,28 @@ class GpuUncordoned:
 
 
 @dataclass(frozen=True, slots=True)
+class ReservationMade:
+    """An administrator reserved GPUs. `begins` and `ends` are seconds since the epoch; `names` names the users, if any."""
+
+    kind: ClassVar = "Reserved"
+    reservation_id: str
+    gpu_uuids: tuple[str, ...]
+    begins: float
+    ends: float
+    names: str
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationEnded:
+    """A reservation is over, was given up, or was removed by a user; `why` says which."""
+
+    kind: ClassVar = "ReservationEnded"
+    reservation_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class BootEnded:
     """The cut at boot has ended. `boot_id` is the kernel's id of that boot.
 
@@ -314,6 +336,8 @@ EventData = (
     | TimeExtended
     | GpuCordoned
     | GpuUncordoned
+    | ReservationMade
+    | ReservationEnded
     | BootEnded
 )
 
@@ -362,6 +386,8 @@ _CODECS: Mapping[str, _Codec] = {
     "gpu_uuid": _Codec("gpuUUID"),
     "device_uuid": _Codec("deviceUUID"),
     "exempt_uids": _Codec("exemptUids", lambda uids: uids and list(uids), lambda data: data and tuple(data)),
+    "reservation_id": _Codec("reservationId"),
+    "gpu_uuids": _Codec("gpuUUIDs", list, tuple),
     "step": _Codec("step", dict),
     "pids": _Codec("pids", list, tuple),
     "mechanism": _Codec("mechanism", str, Sharing),

@@ -79,7 +79,7 @@ BEFORE = fields("mode", "slices", "owned")
 EVENT_DATA = fields(
     "planId", "waiterId", "pid", "reason", "failedGpu", "bootId", "gpuUUID", "sharing",
     "gpuPercent", "memoryBytes", "shares", "timeLimitSeconds", "gpuHours", "weight",
-    step=STEP, request=REQUEST, grants=GRANT, keeper=KEEPER,
+    "reservationId", "gpuUUIDs", "begins", "ends", step=STEP, request=REQUEST, grants=GRANT, keeper=KEEPER,
 )  # fmt: skip
 
 _MIG = fields("mode", "pendingMode", "changeNeedsReset")

@@ -154,6 +154,8 @@ def _facts(gpu: Document, reading: Document | None, since: StateHistory) -> Elem
     if gpu["withheld"]:
         cordoned = since.said(gpu, BlockStatus.CORDONED, None, ())
         pairs.insert(0, ("withheld", element("span", gpu["withheld"], [" for ", cordoned] if cordoned else None)))
+    if gpu.get("reserved"):
+        pairs.insert(0, ("reservation", gpu["reserved"]))
     if gpu["lost"]:
         pairs.insert(0, ("health", "lost by the driver"))
     if gpu["mig"]["mode"] == "enabled":

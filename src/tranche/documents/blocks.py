@@ -85,7 +85,7 @@ class BarBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockRow:
-    """A GPU of so many units, with its blocks from left to right; `model` also says why the GPU is withheld."""
+    """A GPU of so many units, with its blocks from left to right; `model` also says why the GPU is withheld or reserved."""
 
     uuid: str
     label: str
@@ -112,11 +112,11 @@ def blocks_of(gpus: Sequence[Document], allocations: Sequence[Document]) -> tupl
 def _gpu_blocks(gpu: Document, known: Mapping[str, Document]) -> BlockRow:
     units = int(gpu["memorySlices"]) or _UNCUT
     model = str(gpu["name"]).removeprefix("NVIDIA ").strip()
-    withheld = gpu.get("withheld")
+    closed = [gpu[word] for word in ("withheld", "reserved") if gpu.get(word)]
     return BlockRow(
         gpu["uuid"],
         f"GPU {gpu['index']}",
-        f"{withheld}; {model}" if withheld else model,
+        "; ".join((*closed, model)),
         gpu["memoryBytes"],
         units,
         bool(gpu["changing"]),

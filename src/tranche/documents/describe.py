@@ -32,6 +32,7 @@ from tranche.documents.slices import (
     why_unavailable,
     why_withheld,
 )
+from tranche.planning.decide.reservations import reserved_on
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
@@ -153,7 +154,8 @@ def gpu_state(
     `3 slices: 2 held, 1 idle; room for 1x3g.20gb`, `held whole by 1f2e3d4c`, `cordoned by root: its fan; 1 slice: 1 held`.
     """
     use, why = _use_text(view, gpu, slices, whole, owners), why_withheld(view, gpu)
-    return "; ".join(each for each in (why, use) if each)
+    reserved = reserved_on(view, gpu.uuid)
+    return "; ".join(each for each in (why, str(reserved or ""), use) if each)
 
 
 def lost_gpu(gpu: GpuState) -> str:

@@ -7,7 +7,9 @@ from typing import Any
 
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.grid import Placement
+from tranche.core.reservation import Reservation
 from tranche.core.state import GpuProcess, GpuState, InstanceKey
+from tranche.documents.describe import timestamp
 from tranche.documents.slices import (
     FreePlace,
     SliceRow,
@@ -19,6 +21,7 @@ from tranche.documents.slices import (
     whole_holders,
     why_withheld,
 )
+from tranche.planning.decide.reservations import reserved_on
 
 
 def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> dict[str, Any]:
@@ -47,6 +50,7 @@ def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> 
         "profilesSource": gpu.profiles_source,
         "changing": gpu.uuid in view.changing if ledger_read else None,
         "withheld": why_withheld(view, gpu) or None,
+        "reserved": str(reserved_on(view, gpu.uuid) or "") or None,
         **_holders(whole),
         "sharing": sharing_document(shared_gpu(view, gpu)),
         "slices": [slice_document(each, ledger_read=ledger_read) for each in slices],
@@ -107,6 +111,19 @@ def placement_document(spot: Placement) -> dict[str, int]:
 def process_documents(listed: Iterable[GpuProcess]) -> list[dict[str, Any]]:
     """Processes with the memory that the driver attributes to them."""
     return [{"pid": each.pid, "name": each.name, "memoryBytes": each.memory} for each in listed]
+
+
+def reservation_document(each: Reservation, view: NodeView) -> dict[str, Any]:
+    """One reservation; `for` is null for maintenance."""
+    return {
+        "id": each.id,
+        "gpuUUIDs": list(each.gpu_uuids),
+        "begins": timestamp(each.begins),
+        "ends": timestamp(each.ends),
+        "begun": view.time >= each.begins,
+        "for": each.names or None,
+        "user": each.user,
+    }
 
 
 def key_document(key: InstanceKey) -> dict[str, Any]:

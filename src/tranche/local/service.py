@@ -231,10 +231,10 @@ class RunService:
                     self.log(f"the fence does not hold: {error.message}; {error.hint}")
 
     def _anything_due(self) -> bool:
-        """Whether the time of a command is over, and nothing ends it, or the fence is not as it should be."""
+        """Whether a command's time is over and nothing ends it, a reservation is over, or the fence is not as it should be."""
         with suppress(TrancheError), closing(Ledger(self.ledger)) as ledger, ledger.read() as db:
             allocations = register.allocations(db)
-            if overdue(allocations, boot_clock(), time.time()):
+            if overdue(allocations, boot_clock(), time.time()) or register.reservations_due(db, time.time()):
                 return True
             if os.geteuid() == 0:
                 from tranche.node.fence import fence_now

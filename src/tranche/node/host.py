@@ -56,6 +56,7 @@ from tranche.node.state.session import pid_namespace, process_start_time, sees_p
 from tranche.node.state.state_file import drop_state_file
 from tranche.node.store import chronicle, journal, records, register
 from tranche.node.store.holders import add_or_refuse, adopt, write_down
+from tranche.planning.decide.reservations import first_used
 from tranche.planning.steps.plan import Plan, refuse_recut, refuse_unavailable, with_daemons
 
 if TYPE_CHECKING:
@@ -264,6 +265,9 @@ class Host(HostContext):
                 add_or_refuse(db, allocation, shared_memory(allocation.grants, view.node))
                 if not records.remove_waiter(db, waiter.id):
                     raise AllocationUnknown(f"request {waiter.id} is no longer in the queue")
+                if view.reservations:
+                    there = replace(view, asker=self.uid, time=self.clock())
+                    records.use_reservations(db, first_used(there, decision.grants))
                 if plan_id:
                     self.open_plan(db, plan_id, plan, view, allocation.id)
         except BaseException:

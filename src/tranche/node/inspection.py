@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from tranche.core.allocation import (
     Allocation,
@@ -33,6 +34,7 @@ from tranche.node.store import chronicle, journal, records, register
 from tranche.node.store.holders import adopt
 from tranche.node.store.register import clear, contradictory_tables, grants_without_allocation, memory_of_devices
 from tranche.node.store.schema import ADOPT_SHARES
+from tranche.planning.decide.reservations import first_used, over
 
 
 class MachineReader:
@@ -73,6 +75,7 @@ class MachineReader:
             or bool(self._daemons.records.without_record())
             or self._care.needed()
             or bool(self._recovery.left_specs())
+            or self._reservations_due()
         )
 
     def as_it_is(self) -> NodeView:
@@ -94,7 +97,7 @@ class MachineReader:
             view, working = self._gather()
         if self._care.look_after(view, working, self._session, whole=whole, seconds=seconds):
             view, working = self._gather()
-        return self._recovery.forget_gone_instances(view, working)
+        return self._tend_reservations(self._recovery.forget_gone_instances(view, working))
 
     @property
     def _owner(self) -> int:
@@ -159,7 +162,8 @@ class MachineReader:
             allocations = register.allocations(db)
             owned, requested = records.owned_instances(db), records.requested_instances(db)
             changing, policy = records.changing_gpus(db), records.sharing_policy(db)
-            limits = register.user_limits(db, allocations, self._machine.clock())
+            now, reservations = self._machine.clock(), records.reservations(db)
+            limits = register.user_limits(db, allocations, now)
             idle = records.idle_shares(db, self._machine.boot_clock())
             plans, withheld = journal.running_plans(db), cordoned(records.cordons(db))
             lost = register.lost_gpus(db)
@@ -170,7 +174,28 @@ class MachineReader:
             self._record_lost(node, working)
         held = with_overdrawn(with_lost_limits(allocations, node), node)
         view = NodeView(node, held, ours, changing, policy.on(node), withheld, requested, *limits, idle=idle)
+        if reservations:
+            view = replace(view, reservations=reservations, time=now)
         return view, working
+
+    def _reservations_due(self) -> bool:
+        with self._ledger.read() as db:
+            return register.reservations_due(db, self._machine.clock())
+
+    def _tend_reservations(self, view: NodeView) -> NodeView:
+        """End reservations that are over or given up, and note which are used."""
+        if not view.reservations:
+            return view
+        ended = {each.id: why for each in view.reservations if (why := over(view, each))}
+        used = [*first_used(view)]
+        if not ended and not used:
+            return view
+        with self._ledger.write() as db:
+            for reservation_id, why in ended.items():
+                if records.remove_reservation(db, reservation_id):
+                    chronicle.reservation_ended(db, view.time, reservation_id, why)
+            records.use_reservations(db, used)
+            return replace(view, reservations=records.reservations(db))
 
     def _record_lost(self, node: NodeState, working: frozenset[str]) -> None:
         """Record which GPUs were lost or have returned, unless another process has. After a failure, the next look does."""

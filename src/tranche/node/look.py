@@ -6,6 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from tranche.core.allocation import NodeView, cordoned, with_lost_limits
 from tranche.core.errors import LedgerUnavailable, TrancheError
@@ -40,7 +41,8 @@ def look(
             allocations, changing = register.allocations(db), records.changing_gpus(db)
             owned, policy = records.owned_instances(db) | _being_made(db), records.sharing_policy(db)
             withheld, requested = cordoned(records.cordons(db)), records.requested_instances(db)
-            limits, lost = register.user_limits(db, allocations, time.time()), register.lost_gpus(db)
+            now, reservations = time.time(), records.reservations(db)
+            limits, lost = register.user_limits(db, allocations, now), register.lost_gpus(db)
     finally:
         ledger.close()
     if left and ledger.unwritable is not None:
@@ -53,7 +55,8 @@ def look(
         return _view_of_host(driver, places, unsettled, environment())  # records it
     node = node_with_daemons(node, DaemonRecordStore(places.mps))
     held = with_overdrawn(with_lost_limits(allocations, node), node)
-    return NodeView(node, held, owned, changing, policy.on(node), withheld, requested, *limits)
+    view = NodeView(node, held, owned, changing, policy.on(node), withheld, requested, *limits)
+    return replace(view, reservations=reservations, time=now) if reservations else view
 
 
 def _care_needed(db: sqlite3.Connection, places: StateFolder, unsettled: Callable[[TrancheError], None]) -> bool:

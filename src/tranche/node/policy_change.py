@@ -1,18 +1,22 @@
-"""An administrator's policy in the ledger: how GPUs may be shared, which are cordoned, and quotas."""
+"""An administrator's policy in the ledger: how GPUs may be shared, which are cordoned or reserved, and quotas."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping
 
-from tranche.core.allocation import Cordon
+from tranche.core.allocation import Cordon, NodeView
+from tranche.core.errors import UsageError
+from tranche.core.reservation import Reservation
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import GpuState, NodeState
 from tranche.core.user_quota import EVERYONE, UserQuota, is_fair
 from tranche.node.host import Host
+from tranche.node.locks.locks import is_held
 from tranche.node.store import chronicle, records
 from tranche.node.store.ledger import Ledger
 from tranche.node.store.register import user_name
+from tranche.planning.decide.reservation_choice import choose
 
 
 def change_policy(
@@ -100,3 +104,38 @@ def uncordon(host: Host, gpu: GpuState, *, user: str, clock: Callable[[], float]
             return False
         chronicle.uncordoned(db, clock(), gpu, user, host.actor)
     return True
+
+
+_PATIENCE_SECONDS = 60.0
+
+
+def reserve(host: Host, wanted: Reservation, count: int) -> tuple[Reservation, NodeView]:
+    """Reserve the wanted GPUs, or choose so many if it names none; returns the reservation, and the view before it.
+
+    No other process decides meanwhile, so each command either is in the view or obeys the reservation. Raises NoRoom if other
+    reservations leave too few GPUs, and UsageError if an agent serves the machine.
+    """
+    if is_held(host.places.agent_lock):
+        raise UsageError(
+            "a Kubernetes agent serves this machine, and pods do not obey reservations",
+            hint="to keep pods from a GPU, use: tranche cordon GPU",
+        )
+    with host.deciding(_PATIENCE_SECONDS) as (view, _):
+        gpus = choose(view, count, wanted.begins, wanted.ends, wanted.gpu_uuids)
+        new = wanted._replace(gpu_uuids=tuple(gpu.uuid for gpu in gpus))
+        with host.ledger.write() as db:
+            records.add_reservation(db, new)
+            chronicle.reserved(db, host.clock(), new, ", ".join(gpu.label for gpu in gpus))
+    return new, view
+
+
+def unreserve(host: Host, typed: str, *, user: str) -> str:
+    """Remove the reservation whose id begins with `typed`; returns its id. UsageError unless there is exactly one."""
+    with host.ledger.write() as db:
+        found = [each.id for each in records.reservations(db) if typed and each.id.startswith(typed)]
+        if len(found) != 1:
+            what = f"several reservations begin with {typed}" if found else f"there is no reservation {typed}"
+            raise UsageError(what, hint="list them with: tranche reserve list")
+        records.remove_reservation(db, found[0])
+        chronicle.reservation_ended(db, host.clock(), found[0], f"{user} removed it")
+    return found[0]

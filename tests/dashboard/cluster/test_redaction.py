@@ -39,6 +39,7 @@ GPU_FIELDS = {
         "minor",
         "numaNode",
         "lost",
+        "reserved",
     ),
     *("memoryBytes", "memoryFreeBytes", "mig", "memorySlices", "profilesSource", "changing", "withheld"),
     *("allocationId", "allocationIds", "sharing", "slices", "vacant", "room", "processes"),

@@ -59,7 +59,9 @@ def redacted_view(view: NodeView, sight: NameVisibility) -> NodeView:
     gpus = tuple(_nameless_gpu(gpu, known) for gpu in view.node)
     allocations = tuple(each if each.id in seen else _nameless_holder(each) for each in view.allocations)
     withheld = tuple(each._replace(why=_WITHHELD) for each in view.withheld)
-    return replace(view, node=replace(view.node, gpus=gpus), allocations=allocations, withheld=withheld)
+    kept = tuple(each._replace(names=each.names and HIDDEN, user=HIDDEN) for each in view.reservations)
+    node = replace(view.node, gpus=gpus)
+    return replace(view, node=node, allocations=allocations, withheld=withheld, reservations=kept)
 
 
 def redacted_text(text: str, sight: NameVisibility, named: Collection[str]) -> str:
@@ -100,6 +102,7 @@ def _redacted_gpu(gpu: Document, seen: set[str]) -> Document:
     return {
         **gpu,
         "withheld": _WITHHELD if gpu["withheld"] else None,
+        "reserved": None,
         "vacant": [{**each, "why": _WITHHELD} if each["state"] in _WORDED else each for each in gpu["vacant"]],
         "processes": _redacted_processes(gpu["processes"], gpu["allocationIds"], seen),
         "slices": [

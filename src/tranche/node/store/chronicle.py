@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tranche.core.allocation import Allocation, Cordon
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import Actor, ProcessKeeper
+from tranche.core.reservation import Reservation
 from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.state import GpuState
 from tranche.core.user_quota import UserQuota
@@ -276,6 +277,22 @@ def uncordoned(db: sqlite3.Connection, time: float, gpu: GpuState, user: str, ac
     _write(db, time, GpuUncordoned(user, actor), message, _newest(db, _CORDON, gpu.uuid), gpu_uuid=gpu.uuid)
 
 
+def reserved(db: sqlite3.Connection, time: float, new: Reservation, gpus: str) -> None:
+    """An administrator reserved GPUs, named `gpus` in the message."""
+    from tranche.core.events import ReservationMade
+
+    data = ReservationMade(new.id, new.gpu_uuids, new.begins, new.ends, new.names, new.user)
+    _write(db, time, data, f"{gpus} {new} by {new.user}: reservation {new.id}")
+
+
+def reservation_ended(db: sqlite3.Connection, time: float, reservation_id: str, why: str) -> None:
+    """A reservation closes no GPU any more; `why` is a sentence."""
+    from tranche.core.events import ReservationEnded
+
+    cause = _newest(db, _RESERVATION, reservation_id)
+    _write(db, time, ReservationEnded(reservation_id, why), f"reservation {reservation_id} has ended: {why}", cause)
+
+
 def events(db: sqlite3.Connection, *, after: int = 0, last: int | None = None) -> tuple[Event, ...]:
     """Events after a position, oldest first; `last` limits them to that many of the newest."""
     rows = db.execute(
@@ -328,6 +345,7 @@ _BEGIN = "kind = 'ChangeBegun' AND json_extract(data, '$.planId') = ?"  # none f
 _GRANT = "kind = 'Granted' AND allocation_id = ?"
 _GRANT_OR_RELEASE = "kind IN ('Granted', 'ReleaseBegun') AND allocation_id = ?"
 _LOSS = "kind = 'GpuLost' AND gpu_uuid = ?"
+_RESERVATION = "kind = 'Reserved' AND json_extract(data, '$.reservationId') = ?"
 _CORDON = "kind = 'Cordoned' AND gpu_uuid = ?"
 
 

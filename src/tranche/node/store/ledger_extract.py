@@ -66,6 +66,11 @@ _TABLES: Mapping[str, Mapping[str, Column]] = {
     "change_totals": dict.fromkeys(("kind", "outcome", "bound", "changes", "seconds"), kept),
     "chores": {"name": kept},
     "cordons": {"gpu_uuid": kept, "user": _left_out, "reason": _left_out, "since": kept},
+    "reservations": {
+        **dict.fromkeys(("id", "gpu_uuids", "begins", "ends", "users", "used"), kept),
+        "names": _left_out,
+        "user": _left_out,
+    },
     "user_quotas": dict.fromkeys(("uid", "gpu_percent", "memory", "shares", "time_limit", "gpu_hours", "weight"), kept),
     "fence": {"uid": kept},
     "idle_policy": dict.fromkeys(("after", "ends"), kept),

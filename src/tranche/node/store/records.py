@@ -17,6 +17,7 @@ from tranche.core.grid import Placement
 from tranche.core.idle import LONGEST_GAP_SECONDS, IdlePeriod, IdlePolicy
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request
+from tranche.core.reservation import Reservation
 from tranche.core.sharing import GpuPolicy
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import InstanceKey
@@ -194,6 +195,31 @@ def set_cordon(db: sqlite3.Connection, word: Cordon) -> None:
 def remove_cordon(db: sqlite3.Connection, gpu_uuid: str) -> bool:
     """Remove a GPU's cordon; returns whether there was one."""
     return db.execute("DELETE FROM cordons WHERE gpu_uuid = ?", (gpu_uuid,)).rowcount > 0
+
+
+def reservations(db: sqlite3.Connection) -> tuple[Reservation, ...]:
+    """The reservations, in the order of their beginnings."""
+    rows = db.execute("SELECT * FROM reservations ORDER BY begins, id")
+    return tuple(
+        Reservation(id, tuple(json.loads(gpus)), begins, ends, tuple(json.loads(users)), names, user, bool(used))
+        for id, gpus, begins, ends, users, names, user, used in rows
+    )
+
+
+def add_reservation(db: sqlite3.Connection, new: Reservation) -> None:
+    """Record a new reservation."""
+    row = (json.dumps(each) if isinstance(each, tuple) else each for each in new)
+    db.execute("INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", tuple(row))
+
+
+def use_reservations(db: sqlite3.Connection, used: Iterable[Reservation]) -> None:
+    """Note that users that the reservations are for hold some of their GPUs."""
+    db.executemany("UPDATE reservations SET used = 1 WHERE id = ?", [(each.id,) for each in used])
+
+
+def remove_reservation(db: sqlite3.Connection, reservation_id: str) -> bool:
+    """Remove a reservation; returns whether there was one."""
+    return db.execute("DELETE FROM reservations WHERE id = ?", (reservation_id,)).rowcount > 0
 
 
 def open_plans(db: sqlite3.Connection) -> tuple[OpenPlan, ...]:

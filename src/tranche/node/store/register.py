@@ -459,9 +459,10 @@ UserLimits = tuple[Mapping[str, UserQuota], Mapping[str, tuple[str, ...]], Mappi
 
 
 def user_limits(db: sqlite3.Connection, held: Sequence[Allocation], now: float) -> UserLimits:
-    """What a view tells of the quotas of users and groups, at a time in seconds since the epoch."""
+    """What a view tells of users and groups with quotas or reservations, at a time in seconds since the epoch."""
     quotas = records.user_quotas(db)
     named = {name for name in quotas if is_group(name)}
+    named |= {name for each in records.reservations(db) for name in each.users if is_group(name)}
     hours = any(each.gpu_hours is not None for each in quotas.values())
     if not named and not hours:
         return quotas, {}, {}
@@ -478,3 +479,17 @@ def user_limits(db: sqlite3.Connection, held: Sequence[Allocation], now: float) 
         for name in own:
             recent[name] = recent.get(name, 0.0) + used.get(uid, 0.0)
     return quotas, groups, recent
+
+
+def reservations_due(db: sqlite3.Connection, now: float) -> bool:
+    """Whether a reservation is over, or is used for the first time, and the register does not say so yet."""
+    if not (found := records.reservations(db)):
+        return False
+    from tranche.core.allocation import NodeView
+    from tranche.core.state import NodeState
+    from tranche.planning.decide.reservations import first_used, over
+
+    held = allocations(db)
+    _, groups, _ = user_limits(db, held, now)
+    view = NodeView(NodeState(()), held, groups=groups, reservations=found, time=now)
+    return any(over(view, each) for each in found) or any(True for _ in first_used(view))

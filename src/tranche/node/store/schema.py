@@ -121,6 +121,10 @@ CREATE TABLE usage (
 CREATE TABLE cordons (
     gpu_uuid TEXT PRIMARY KEY, user TEXT NOT NULL, reason TEXT NOT NULL, since REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE reservations (
+    id TEXT PRIMARY KEY, gpu_uuids TEXT NOT NULL, begins REAL NOT NULL, ends REAL NOT NULL CHECK (ends > begins),
+    users TEXT NOT NULL, names TEXT NOT NULL, user TEXT NOT NULL, used INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
 """
 
 
