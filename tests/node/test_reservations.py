@@ -79,3 +79,15 @@ def test_the_grant_to_its_user_keeps_a_reservation_to_its_end(tmp_path: Path) ->
         for now in (ENDS - 1, NOW, ENDS - 1):
             assert clock.standing(now)
         assert not clock.standing(ENDS)
+
+
+@isolated
+def test_a_user_who_waits_for_a_command_that_goes_on_keeps_the_reservation(tmp_path: Path) -> None:
+    with node_of(tmp_path, "A100-40GB").host() as host:
+        clock = _Clock(host)
+        clock.reserve(host.uid)
+        clock.now = BEGINS + 1
+        host.enqueue(Request(WholeGpus(1)), command="work", pid=os.getpid())
+        assert clock.standing(BEGINS + GIVEN_UP_SECONDS - 1)
+        assert clock.standing(BEGINS + GIVEN_UP_SECONDS)
+        assert not clock.standing(ENDS)

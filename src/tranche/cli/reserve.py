@@ -68,7 +68,7 @@ def add(
     its start, they accept only commands of the named users and groups. If you name none, the GPUs are reserved for
     maintenance and accept no commands. A reservation never stops a running command.
 
-    If none of its users has held a reserved GPU 15 minutes after the start, Tranche ends the reservation. With --gpus,
+    If none of its users has held or waited for a GPU by 15 minutes after the start, Tranche ends the reservation. With --gpus,
     Tranche chooses the GPUs that will be free first.
 
     \b

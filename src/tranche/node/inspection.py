@@ -186,8 +186,9 @@ class MachineReader:
         """End reservations that are over or given up, and note which are used."""
         if not view.reservations:
             return view
-        ended = {each.id: why for each in view.reservations if (why := over(view, each))}
-        used = [*first_used(view)]
+        with self._ledger.read() as db:
+            used = [*first_used(view, waiting={each.uid for each in records.waiters(db)})]
+        ended = {each.id: why for each in view.reservations if each not in used and (why := over(view, each))}
         if not ended and not used:
             return view
         with self._ledger.write() as db:

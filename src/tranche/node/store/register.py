@@ -492,4 +492,5 @@ def reservations_due(db: sqlite3.Connection, now: float) -> bool:
     held = allocations(db)
     _, groups, _ = user_limits(db, held, now)
     view = NodeView(NodeState(()), held, groups=groups, reservations=found, time=now)
-    return any(over(view, each) for each in found) or any(True for _ in first_used(view))
+    waiting = {each.uid for each in records.waiters(db)}
+    return any(over(view, each) for each in found) or any(True for _ in first_used(view, waiting=waiting))

@@ -5,7 +5,7 @@ The decision, the promised starts and the explanation all ask `closing`, so they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from tranche.core.allocation import Grant, NodeView
 from tranche.core.keeper import ProcessKeeper
@@ -55,12 +55,17 @@ def reserved_on(view: NodeView, gpu_uuid: str) -> Reservation | None:
     return next((each for each in view.reservations if gpu_uuid in each.gpu_uuids and not over(view, each)), None)
 
 
-def first_used(view: NodeView, grants: Iterable[Grant] = ()) -> Iterator[Reservation]:
-    """The reservations that have begun and count as used from now on; the view's asker gets the `grants` now."""
+def first_used(view: NodeView, grants: Iterable[Grant] = (), waiting: Collection[int] = ()) -> Iterator[Reservation]:
+    """The reservations that have begun and count as used from now on; the view's asker gets the `grants` now.
+
+    A user who is `waiting` uses them too: a command that goes on past the beginning may be in the way.
+    """
     gpus = {each.gpu_uuid for each in grants}
     for each in view.reservations:
+        if each.used or not each.begins <= view.time < each.ends:
+            continue
         gets = is_for(each, view, view.asker) and not gpus.isdisjoint(each.gpu_uuids)
-        if not each.used and each.begins <= view.time < each.ends and (gets or in_use(view, each)):
+        if gets or in_use(view, each) or any(is_for(each, view, uid) for uid in waiting):
             yield each
 
 
