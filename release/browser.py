@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from release.debian_packages import install_packages
@@ -17,6 +19,7 @@ from release.tool_environment import tool_environment
 from tranche_simulator.build import cache_directory
 
 _LOCK = Path(__file__).parents[1] / "requirements-browser.lock"
+_WITHOUT_NETLINK = Path(__file__).with_name("without_netlink.py")
 _SHELL = "chromium-headless-shell"
 """Chromium without windows: it starts and draws pages with two thirds of the processor's time."""
 _OTHERS = ("chromium", "chromium-browser", "google-chrome")
@@ -86,8 +89,12 @@ def browser_running() -> Iterator[Any]:
         sys.path.append(packages)
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=str(chromium()), args=list(_ARGUMENTS))
+    with TemporaryDirectory() as folder, sync_playwright() as playwright:
+        program = Path(folder, "browser")
+        words = shlex.join([sys.executable, "-IS", str(_WITHOUT_NETLINK), str(chromium())])
+        program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        program.chmod(0o700)
+        running = playwright.chromium.launch(executable_path=str(program), args=list(_ARGUMENTS))
         try:
             yield running
         finally:

@@ -27,46 +27,9 @@ def keep_pictures(taken: Mapping[str, bytes], config: pytest.Config) -> None:
         assert (_DOCS / name).read_bytes()[:8] == picture[:8], name
 
 
-# Chromium drops its connections, those of the loopback too, when an interface of the machine comes or goes. A cluster of another
-# test does that.
-_DISTURBED = "net::ERR_NETWORK_CHANGED"
-# What the browser still does about a disturbed page may interrupt the next navigation: it shows an error page, or loads again.
-_INTERRUPTED = "is interrupted by another navigation"
-
-
-def go(page: Any, address: str) -> None:
-    """Open the address, again if the machine's interfaces changed before the page and its scripts were loaded."""
-    disturbed: list[str] = []
-
-    def failed(request: Any) -> None:
-        if request.failure == _DISTURBED and request.resource_type in {"script", "stylesheet"}:
-            disturbed.append(request.url)
-
-    page.on("requestfailed", failed)
-    try:
-        for _ in range(10):
-            disturbed.clear()
-            try:
-                page.goto(address)
-            except Exception as error:
-                if _DISTURBED not in str(error) and _INTERRUPTED not in str(error):
-                    raise
-            else:
-                if not disturbed:
-                    return
-        page.goto(address)
-    finally:
-        page.remove_listener("requestfailed", failed)
-
-
 def listen(viewer: Viewer, page: Any) -> None:
-    """Keep what the page's console says of the page itself."""
-
-    def heard(message: Any) -> None:
-        if _DISTURBED not in message.text:
-            viewer.complaints.append(message.text)
-
-    page.on("console", heard)
+    """Keep what the page's console says."""
+    page.on("console", lambda message: viewer.complaints.append(message.text))
 
 
 @dataclass(slots=True)
@@ -79,7 +42,7 @@ class Viewer:
 
     def open(self, path: str) -> None:
         """Go to a view, and wait until it is live."""
-        go(self.page, f"{self.address}{path}")
+        self.page.goto(f"{self.address}{path}")
         self.wait_for_live()
 
     def wait_for_live(self) -> None:
@@ -144,7 +107,7 @@ def viewer_of(
         listen(viewer, page)
         page.on("pageerror", lambda error: viewer.complaints.append(str(error)))
         page.on("dialog", lambda dialog: viewer.complaints.append(f"dialog {dialog.message}"))
-        go(page, f"{viewer.address}/enter?token={dashboard.token}")
+        page.goto(f"{viewer.address}/enter?token={dashboard.token}")
         page.wait_for_url(f"{viewer.address}/")
         viewer.wait_for_live()
         yield viewer
@@ -157,7 +120,7 @@ def entered(browser: Any, address: str, token: str, scheme: str = "light", size:
     context = browser.new_context(color_scheme=scheme, viewport={"width": size[0], "height": size[1]}, locale="en-GB")
     context.set_default_timeout(60_000)
     viewer = Viewer(context.new_page(), address)
-    go(viewer.page, viewer.address)
+    viewer.page.goto(viewer.address)
     assert viewer.violations() == []
     viewer.page.keyboard.press("Tab")
     viewer.page.keyboard.type(token)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.busy_machine import set_to_work
-from tests.dashboard.browsing import LARGE, NARROW, WIDE, Viewer, go, keep_pictures, listen, viewer_of
+from tests.dashboard.browsing import LARGE, NARROW, WIDE, Viewer, keep_pictures, listen, viewer_of
 from tests.dashboard.served import Dashboards, ServedDashboard
 from tests.machines import TestMachine, machine_in, short_folder
 from tests.support.length import some_of
@@ -247,7 +247,7 @@ def test_a_page_that_nobody_sees_asks_nothing(browser: Any, dashboard: ServedDas
     with viewer_of(browser, dashboard) as viewer:
         others = [viewer.page.context.new_page() for _ in range(9)]
         for page in others:
-            go(page, f"{viewer.address}/events")
+            page.goto(f"{viewer.address}/events")
             # Every page of a headless browser counts as seen.
             page.evaluate("() => { Object.defineProperty(document, 'hidden', {value: true}); }")
             page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
@@ -262,7 +262,7 @@ def test_the_eighth_page_that_is_seen_is_live_and_says_that_it_is_told_in_turns(
     with viewer_of(browser, dashboard) as viewer:
         pages = [viewer.page.context.new_page() for _ in range(7)]
         for page in pages:
-            go(page, f"{viewer.address}/queue")
+            page.goto(f"{viewer.address}/queue")
             page.locator("#live.live").wait_for()
         pages[-1].locator("#live", has_text="this browser has many pages open").wait_for()
         machine.hold("--gpus", "2")
@@ -280,14 +280,14 @@ def test_whoever_is_refused_finds_a_way_on(browser: Any, dashboard: ServedDashbo
     try:
         refused = Viewer(context.new_page(), f"http://{dashboard.host}")
         listen(refused, refused.page)
-        go(refused.page, f"{refused.address}/queue")
+        refused.page.goto(f"{refused.address}/queue")
         assert refused.violations() == []
         assert refused.page.evaluate("() => getComputedStyle(document.querySelector('main')).maxWidth") == "608px"
         refused.page.keyboard.press("Tab")
         refused.page.keyboard.type(dashboard.token)
         refused.page.keyboard.press("Enter")
         refused.wait_for_live()
-        go(refused.page, f"{refused.address}/nothing")
+        refused.page.goto(f"{refused.address}/nothing")
         assert refused.violations() == []
         refused.page.get_by_text("Open the dashboard").click()
         refused.wait_for_live()

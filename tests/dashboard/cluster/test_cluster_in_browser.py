@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.dashboard.browsing import NARROW, WIDE, Viewer, entered, go
+from tests.dashboard.browsing import NARROW, WIDE, Viewer, entered
 from tests.dashboard.cluster.reviewing import People
 from tests.dashboard.cluster.served_cluster import ServedClusterPage, served_cluster_page, tell
 from tests.dashboard.cluster.test_cluster_acting import events
@@ -91,7 +91,7 @@ def test_the_page_says_when_its_viewer_is_not_let_in_any_more(browser: Any, page
     viewer.open("/you")
     viewer.page.get_by_role("button", name="Sign out").click()
     viewer.page.get_by_text("You have signed out.").wait_for()
-    go(viewer.page, f"{viewer.address}/queue")
+    viewer.page.goto(f"{viewer.address}/queue")
     viewer.page.get_by_role("heading", name="Sign in").wait_for()
 
 
