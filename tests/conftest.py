@@ -24,6 +24,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 from tests.grpc_use import keep_grpc_out_of_this_process
+from tests.support.huge_pages import use_huge_pages
 from tests.support.length import LONG, cases
 from tests.support.scheduling import TwoProcessesWithClusters
 from tranche_simulator.build import ensure_built
@@ -138,6 +139,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("browser") is not None and (reason := why_no_browser()):
         pytest.skip(reason)
     keep_grpc_out_of_this_process()
+    use_huge_pages()
     if item.get_closest_marker("helm") is not None and (reason := why_no_helm()):
         pytest.skip(reason)
     if item.get_closest_marker("prometheus") is not None and (reason := why_no_prometheus()):
