@@ -22,6 +22,7 @@ from tests.dashboard.asking import Answered
 from tests.dashboard.reading import figures, parsed, tables, text_of
 from tests.dashboard.served import Dashboards, ServedDashboard
 from tests.machines import TRANCHE, TestMachine, run_without_driver, wait_until
+from tranche.dashboard import watch
 from tranche.dashboard.access import HEADERS
 from tranche.documents.describe import timestamp
 
@@ -261,7 +262,7 @@ def test_a_change_is_told_as_it_happens_and_the_fresh_part_has_it(
 
 def test_the_plan_that_runs_is_on_the_page_of_its_gpu(machine: TestMachine, dashboard: ServedDashboard) -> None:
     uuid = machine.json("gpus")["gpus"][0]["uuid"]
-    machine.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 8)
+    machine.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 4)
     machine.start("run", "-q", "--mig-profile", "1g.5gb", "--", "sleep", "600")
     title = "Being changed: serve --mig-profile 1g.5gb"
 
@@ -297,8 +298,10 @@ def test_a_lost_register_is_told_and_a_new_one_is_seen(machine: TestMachine, das
 
 
 def test_a_driver_that_hangs_ages_the_picture_and_nothing_else(
-    machine: TestMachine, dashboard: ServedDashboard
+    machine: TestMachine, dashboards: Dashboards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(watch, "_PATIENCE_SECONDS", 2.0)  # the server is a fork of this process
+    dashboard = dashboards.start()
     assert dashboard.ask("/").status == 200
     machine.machine.inject_latency("nvmlDeviceGetCount_v2", 3_600_000)
     with dashboard.news() as news:

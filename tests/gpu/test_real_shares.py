@@ -223,6 +223,7 @@ def test_a_share_outlives_the_command_that_got_it(place: Place) -> None:
     wait_until(lambda: not place.json("ps")["allocations"])
 
 
+@pytest.mark.parametrize("place", [pytest.param("real", marks=pytest.mark.gpu)], indirect=True)
 def test_the_time_of_a_command(place: Place) -> None:
     """Printed, not judged: how long a whole GPU and a share take until `true` has ended."""
 

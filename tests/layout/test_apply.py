@@ -214,7 +214,7 @@ def test_a_saved_plan_whose_state_moved_is_not_waited_for(bench: MakeBench) -> N
 
 def test_two_changes_of_one_gpu_do_not_mix(bench: MakeBench) -> None:
     b = bench(boards=("H100-80GB-SXM",))
-    b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 4)
+    b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 1.5)
     first = subprocess.Popen(
         b.command("apply", "-c", "all-1g.10gb"),
         env=b.environment(),
@@ -248,7 +248,7 @@ def test_a_change_that_is_told_to_end_is_undone_before_the_command_ends(
     b = bench(boards=boards)
     b.apply("-c", "all-balanced")
     before = cuts(b.observe())
-    b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 1.5)
+    b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 0.8)
     with subprocess.Popen(
         b.command("apply", "-c", "all-1g.10gb"),
         env=b.environment(),
@@ -307,7 +307,7 @@ def test_a_killed_change_is_undone_by_the_next_command(bench: MakeBench) -> None
     b = bench(boards=("H100-80GB-SXM",))
     b.apply("-c", "all-balanced")
     before = cuts(b.observe())
-    b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 4)
+    b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 1.5)
     killed = subprocess.Popen(
         b.command("apply", "-c", "all-1g.10gb"),
         env=b.environment(),

@@ -28,7 +28,8 @@ def installed(place: CleanPlace, packages: Packages) -> Path:
     environment = place.folder / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     pip = [sys.executable, "-m", "pip", "--python", str(environment), "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--disable-pip-version-check", str(packages.wheel)], check=True)
+    # A few commands run: they compile what they import, a third of it.
+    subprocess.run([*pip, "--disable-pip-version-check", "--no-compile", str(packages.wheel)], check=True)
     lend_dependencies(environment)
     return environment / "bin" / "tranche"
 

@@ -173,6 +173,7 @@ def test_whom_a_proxy_names_cordons_a_node_in_every_look(browser: Any, tmp_path:
         ]
 
 
+@pytest.mark.long
 def test_a_token_that_ends_ends_what_it_opened(browser: Any, page: ServedClusterPage) -> None:
     viewer = entered(browser, page.address, "t-ana")
 
