@@ -35,7 +35,7 @@ AGAIN := $(MAKE) --no-print-directory
 
 # Getting a cluster's programs takes minutes the first time, so that runs beside the checks and the tests that need none. The
 # tests of a cluster wait for it; where no cluster can run, the last lines of the tests say so. In a new checkout one process
-# compiles the tests first; else each of four would. The checks use one core, so they run beside the tests, and end
+# compiles the tests first; else each process would. The checks use one core, so they run beside the tests, and end
 # them when something is wrong. Only then are their lines shown.
 test: $(STAMP) style  ## every check, and the tests, each kind once
 	@mkdir -p $(dir $(CHECKED)); stopped=; tests=; \
@@ -44,7 +44,7 @@ test: $(STAMP) style  ## every check, and the tests, each kind once
 	trap 'stopped=1; kill $$prepared $$checks 2>/dev/null' INT; \
 	trap 'stopped=1; kill $$prepared $$checks 2>/dev/null; kill -INT $$tests' TERM; \
 	[ -d tests/__pycache__ ] || $(BIN)/python -m pytest --collect-only -qq >/dev/null; \
-	$(BIN)/python -m pytest -n 4 --durations=40 --durations-min=5 & tests=$$!; \
+	$(BIN)/python -m pytest -n 6 --durations=40 --durations-min=5 & tests=$$!; \
 	wait $$checks; wrong=$$?; [ $$wrong = 0 ] || [ $$stopped ] || kill -INT $$tests; \
 	wait $$tests; code=$$?; [ -z "$$stopped" ] || wait $$tests; \
 	kill $$prepared 2>/dev/null; \

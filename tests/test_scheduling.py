@@ -52,7 +52,7 @@ def collections(draw: st.DrawFn) -> list[str]:
     return nodeids({"tests/a/test_a.py": draw(st.integers(0, 20)), **clusters, **alone, **others})
 
 
-@given(tests=collections().filter(bool), count=st.integers(1, 4), data=st.data())
+@given(tests=collections().filter(bool), count=st.integers(1, 6), data=st.data())
 def test_everything_runs_once_and_nobody_makes_a_cluster_beside_who_wants_none(
     tests: list[str], count: int, data: st.DataObject
 ) -> None:
