@@ -22,6 +22,7 @@ import pytest
 from tests.machines import TRANCHE, TestMachine, wait_until
 from tests.simulator.cuda_programs import PREAMBLE
 from tests.simulator.machines import SIMULATOR_VARIABLES
+from tests.support import in_process
 from tranche_simulator import SimulatedMachine
 
 GUARD = Path(__file__).parent / "guard"
@@ -51,12 +52,10 @@ class Place:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def tranche(self, *arguments: str) -> str:
-        """What a command prints; it must succeed."""
-        command = [*TRANCHE, *arguments]
-        done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, check=False, timeout=SECONDS
-        )
-        assert done.returncode == 0, done.stderr
+        """What a command prints; it must succeed. The guard of a real GPU is loaded by a new interpreter alone."""
+        run = in_process.run_anew if "GPU_GUARD" in self.environment else in_process.run
+        done = run(arguments, self.environment, seconds=SECONDS)
+        assert done.code == 0, done.stderr
         return done.stdout
 
     def json(self, *arguments: str) -> Any:

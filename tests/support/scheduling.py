@@ -12,8 +12,9 @@ _CLUSTER_TESTS = "tests/cluster/"
 _WITHOUT_OTHERS = ("tests/cluster/test_traces.py", "tests/cluster/test_guides.py")
 # What needs a node that nothing else needs: one cluster has it, and the other does without.
 _ON_ONE_NODE = {"tests/cluster/test_metrics.py": "tests/cluster/test_feature_labels.py"}
-# These share a browser, which takes longer to start than most of them take.
+# These share a browser, which takes longer to start than most of them take, or the distribution's packages.
 _BROWSER = "browser"
+_PACKAGES = ("tests/release/test_packages.py", "tests/release/test_archive.py")
 # Its tests change control groups of the machine.
 _MACHINES_GROUPS = "tests/local/test_device_fence.py"
 _CLUSTERS = 2
@@ -23,7 +24,8 @@ _CLUSTERS = 2
 class TwoProcessesWithClusters(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
     """Hands out the tests of clusters by file and first, to processes that have a cluster.
 
-    Those of a browser and of the machine's control groups go by file, too, and all others by function, with all its parameters.
+    Those of a browser and of the machine's control groups go by file, too, those of the packages together, and all others by
+    function, with all its parameters.
     Where the programs of a cluster are still being built, one process waits for them and the others have work.
     """
 
@@ -52,6 +54,8 @@ class TwoProcessesWithClusters(LoadScopeScheduling):  # type: ignore[misc]  # py
             return _CLUSTER_TESTS
         if file.startswith(_CLUSTER_TESTS):
             return _ON_ONE_NODE.get(file, file)
+        if file in _PACKAGES:
+            return _PACKAGES[0]
         return file if _BROWSER in file.rpartition("/")[2] or file == _MACHINES_GROUPS else nodeid.partition("[")[0]
 
     def _reschedule(self, node: WorkerController) -> None:
