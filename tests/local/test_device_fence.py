@@ -343,6 +343,12 @@ exec sleep 600
 """
 
 
+def process_name(pid: int) -> str:
+    with suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
 def test_a_process_that_hides_everything_keeps_its_share(fenced: FencedMachine) -> None:
     """Without a group, nobody could find it once `tranche run` is killed, and the GPU would have two users."""
     fenced.fence("--on")
@@ -351,7 +357,7 @@ def test_a_process_that_hides_everything_keeps_its_share(fenced: FencedMachine) 
     command = int(client.stdout.readline())
     (share,) = fenced.shared.shares()
     group = _top() / "tranche-shares" / f"tranche-{share['id']}"
-    wait_until(lambda: len(members(group)) == 2)
+    wait_until(lambda: [process_name(pid) for pid in members(group)] == ["sleep", "sleep"])
     (hidden,) = set(members(group)) - {command}
     fenced.shared.held.append(hidden)
     for pid in (client.pid, command):

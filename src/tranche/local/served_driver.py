@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 from tranche.core.errors import GpuNotFound, ServiceUnavailable, UsageError
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.nvml import NvmlDriver
-from tranche.node.state.connection import ANSWERS_WITHIN_SECONDS, VERSION, connect, error_of
+from tranche.node.state.connection import VERSION, connect, error_of
 from tranche.planning.decide.recording import view_from_dict
+
+_ANSWERS_WITHIN_SECONDS = 5.0
+"""Milliseconds are usual. If the service is stopped, this process looks itself for a while."""
+_AGAIN_SECONDS = 60.0
 
 
 class ServedDriver(NvmlDriver):
@@ -18,6 +23,7 @@ class ServedDriver(NvmlDriver):
     def __init__(self, socket: Path, *, reset_command: str) -> None:
         super().__init__(reset_command=reset_command, served=True)
         self._socket = socket
+        self._ask_at = 0.0
 
     def observe(self) -> NodeState:
         """Every GPU as it is now, from the service if the machine has a fence."""
@@ -36,11 +42,13 @@ class ServedDriver(NvmlDriver):
 
     def _from_service(self) -> NodeState | None:
         """What the service sees; None without a fence, and if no service answers or it is too old to tell."""
+        if time.monotonic() < self._ask_at:
+            return None
         try:
             connection = connect(self._socket)
             try:
                 connection.send({"version": VERSION, "method": "node", "parameters": {}})
-                connection.await_answer(ANSWERS_WITHIN_SECONDS)
+                connection.await_answer(_ANSWERS_WITHIN_SECONDS)
                 message, files = connection.receive() or ({}, [])
             finally:
                 connection.close()
@@ -51,5 +59,6 @@ class ServedDriver(NvmlDriver):
             if message.get("event") == "error":
                 raise error_of(message)
         except (ServiceUnavailable, UsageError):
+            self._ask_at = time.monotonic() + _AGAIN_SECONDS
             return None
         return view_from_dict(json.loads(contents[0])).node if contents else None

@@ -184,6 +184,8 @@ def tend(host: Host) -> None:
 
     If the ledger has never known a fence, but sessions have its filters, the ledger was lost: the fence stays, and exempts root.
     """
+    if not _report(host).due:
+        return
     with host.deciding():
         report = _report(host)
         if report.exempt is None and report.due:
