@@ -48,7 +48,6 @@ from tranche.node.health.checkup import (
 from tranche.node.health.software import software
 from tranche.node.host import Host
 from tranche.node.limits.share_groups import LimitTrialRunner, ShareGroupManager
-from tranche.node.locks.locks import is_held
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.processes.processes import MARK
 from tranche.node.recovery.adoption import find_strays
@@ -167,10 +166,10 @@ def _leftovers(settings: Settings, driver: Driver, node: NodeState, places: Stat
 
 
 def _fence(host: Host, node: NodeState, *, fenced: bool) -> list[Finding]:
-    from tranche.node.fence import check_fence, survey
+    from tranche.node.fence import check_fence, service_runs, survey
 
     try:
-        return [*check_fence(survey(host, node), served=is_held(host.places.service_lock))]
+        return [*check_fence(survey(host, node), served=service_runs(host.places))]
     except TrancheError as error:
         return [failed("fence", error)] if fenced else []
 

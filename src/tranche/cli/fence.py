@@ -13,9 +13,8 @@ from tranche.core.allocation import Allocation
 from tranche.core.errors import ServiceUnavailable, UsageError
 from tranche.core.keeper import ProcessKeeper
 from tranche.documents.describe import ranges
-from tranche.node.fence import FencedProcess, FenceReport, put_up, survey, take_down
+from tranche.node.fence import FencedProcess, FenceReport, put_up, service_runs, survey, take_down
 from tranche.node.host import Host
-from tranche.node.locks.locks import is_held
 from tranche.node.store.register import user_name
 
 
@@ -69,7 +68,7 @@ def fence(settings: Settings, /, on: bool, off: bool, exempt: tuple[str, ...], o
 
 def _refuse_without_service(host: Host) -> None:
     """ServiceUnavailable if no service runs: users would get no GPUs, and nothing would restore the fence after a reboot."""
-    if not is_held(host.places.service_lock):
+    if not service_runs(host.places):
         raise ServiceUnavailable(
             "the fence needs the service, which is not running", hint="run: sudo tranche serve install"
         )

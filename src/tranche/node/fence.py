@@ -26,7 +26,9 @@ from tranche.node.health.checkup import Finding, Status
 from tranche.node.host import Host
 from tranche.node.limits.fence import FENCED_SHARES, fenced_groups, top_group
 from tranche.node.limits.share_groups import ShareGroupManager
+from tranche.node.locks.locks import is_held
 from tranche.node.processes.processes import MARK, process_at
+from tranche.node.state.session import StateFolder
 from tranche.node.store import chronicle, records, register
 
 _LOGINS: Final = "user.slice"
@@ -127,6 +129,14 @@ def _report(host: Host) -> FenceReport:
     with host.ledger.read() as db:
         exempt, allocations = records.fence(db), register.allocations(db)
     return fence_now(exempt, allocations, host.share_groups, host.environment)
+
+
+def service_runs(places: StateFolder) -> bool:
+    """Whether the machine's service runs, as far as its lock can be read."""
+    try:
+        return is_held(places.service_lock)
+    except OSError:
+        return False
 
 
 def check_fence(report: FenceReport, *, served: bool) -> Iterator[Finding]:

@@ -115,12 +115,12 @@ def reserve(host: Host, wanted: Reservation, count: int) -> tuple[Reservation, N
     No other process decides meanwhile, so each command either is in the view or obeys the reservation. Raises NoRoom if other
     reservations leave too few GPUs, and UsageError if an agent serves the machine.
     """
-    if is_held(host.places.agent_lock):
-        raise UsageError(
-            "a Kubernetes agent serves this machine, and pods do not obey reservations",
-            hint="to keep pods from a GPU, use: tranche cordon GPU",
-        )
     with host.deciding(_PATIENCE_SECONDS) as (view, _):
+        if is_held(host.places.agent_lock):
+            raise UsageError(
+                "a Kubernetes agent serves this machine, and pods do not obey reservations",
+                hint="to keep pods from a GPU, use: tranche cordon GPU",
+            )
         gpus = choose(view, count, wanted.begins, wanted.ends, wanted.gpu_uuids)
         new = wanted._replace(gpu_uuids=tuple(gpu.uuid for gpu in gpus))
         with host.ledger.write() as db:
