@@ -100,7 +100,7 @@ def test_reservations_do_not_overlap(two_a100: TestMachine) -> None:
     two_a100.tranche(*ADD, "--gpus", "1")
     two_a100.tranche(*ADD, "--gpus", "1")
     said = two_a100.tranche(*ADD, "--gpu", "0", code=NoRoom.exit_code).stderr
-    assert f"0 GPUs are free of reservations from {WHEN}: GPU 0 is already reserved for maintenance" in said
+    assert f"only 0 GPUs can be reserved from {WHEN}: GPU 0 is already reserved for maintenance" in said
     assert len(reservations(two_a100)) == 2
 
 

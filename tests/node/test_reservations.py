@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from tests.node.processes import isolated
 from tranche.core.events import ReservationEnded
 from tranche.core.request import Request, WholeGpus
 from tranche.core.reservation import GIVEN_UP_SECONDS, Reservation
+from tranche.local.queue import Queue
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.policy_change import reserve
@@ -91,3 +93,18 @@ def test_a_user_who_waits_for_a_command_that_goes_on_keeps_the_reservation(tmp_p
         assert clock.standing(BEGINS + GIVEN_UP_SECONDS - 1)
         assert clock.standing(BEGINS + GIVEN_UP_SECONDS)
         assert not clock.standing(ENDS)
+
+
+@isolated
+def test_a_waiting_command_wakes_when_a_reservation_begins_ends_or_may_be_given_up(tmp_path: Path) -> None:
+    with node_of(tmp_path, "A100-40GB").host() as host:
+        clock = _Clock(host)
+        queue = Queue(host, clock=lambda: clock.now)
+        clock.now = NOW
+        assert queue._turning_point() == math.inf
+        clock.reserve(host.uid + 1)
+        for now, expected in ((NOW, BEGINS), (BEGINS, BEGINS + GIVEN_UP_SECONDS), (BEGINS + GIVEN_UP_SECONDS, ENDS)):
+            clock.now = now
+            assert queue._turning_point() == expected
+        clock.now = ENDS
+        assert queue._turning_point() == math.inf

@@ -129,6 +129,8 @@ def test_the_reason_and_the_remedies_name_the_reservation_and_the_limit_that_wou
     assert (remedy.kind, remedy.request) == (RemedyKind.TIME_LIMIT, parse_request(gpus="1", time="3h58m"))
     assert remedy.request is not None
     assert explain(view, remedy.request, now=NOW).fits
+    own = explain(replace(view, asker=ANN), replace(ONE, time_limit=None), now=NOW)
+    assert any(each.text.startswith("wait until your reservation begins: reserved for ann") for each in own.remedies)
     begun = explain(view, ONE, now=BEGINS)
     assert [each.kind for each in begun.remedies] == [RemedyKind.WAIT]
     assert begun.remedies[0].text.startswith("wait until a reservation is over: reserved for ann")
@@ -182,11 +184,14 @@ def test_the_gpus_that_are_free_first_are_chosen_then_the_emptiest() -> None:
     for begins, ends in ((BEGINS - 1, BEGINS + 1), (BEGINS, ENDS), (ENDS - 1, ENDS + 1)):
         assert [gpu.index for gpu in choose(other, 1, begins, ends)] == [0]
         with pytest.raises(
-            NoRoom, match=r"2 cannot be reserved: 1 GPU is free of reservations .* GPU 1 is already res"
+            NoRoom, match=r"2 GPUs were asked for, but only 1 GPU can be reserved .* GPU 1 is already res"
         ):
             choose(other, 2, begins, ends)
     for begins, ends in ((NOW + 60, BEGINS), (ENDS, ENDS + 60)):
         assert len(choose(other, 4, begins, ends)) == 4
+        assert [gpu.index for gpu in choose(reserved(view, 2), 1, begins, ends)] == [3], (
+            "the other's users need a limit"
+        )
 
 
 def test_those_who_may_be_in_the_way_are_named_with_their_ends() -> None:

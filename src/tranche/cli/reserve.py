@@ -23,7 +23,7 @@ from tranche.documents.machine import reservation_document
 from tranche.local.queue import Queue
 from tranche.node import policy_change
 from tranche.node.store.register import process_owners
-from tranche.planning.decide.reservation_choice import in_the_way, strangers
+from tranche.planning.decide.reservation_choice import in_the_way, others_on, strangers
 from tranche.planning.decide.reservations import over
 
 
@@ -99,6 +99,8 @@ def add(
         until = "has no time limit" if math.isinf(free) else f"may last until {said(free)}"
         on = ranges({view.node.gpu(each.gpu_uuid).index for each in share.grants if each.gpu_uuid in new.gpu_uuids})
         warn(f"{called.get(share.id, share.id)} on GPU {on} {until}")
+    for gpu, other in others_on(view, new):
+        warn(f"{gpu.label} is also {other}; on it, commands in the earlier reservation need a time limit")
     for gpu, process in strangers(view, new.gpu_uuids):
         warn(f"{process} on {gpu.label} was started without Tranche")
 

@@ -8,6 +8,7 @@ The other is a GPU that a program outside Tranche has left: the head of the queu
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from tranche.core.errors import (
 )
 from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
+from tranche.core.reservation import GIVEN_UP_SECONDS
 from tranche.core.state import GpuState
 from tranche.documents.holder_names import names_of
 from tranche.documents.reasons import summed_up
@@ -408,8 +410,11 @@ class Queue:
     def _sleep(self, ticket: QueuePlace, bell: WakeupPipe, deadline: float | None) -> bool:
         """Sleep until another try is worthwhile; False if the deadline passed first."""
         look_again = self._monotonic() + _LOOK_AGAIN_SECONDS
+        turning_point = self._turning_point()
         was_next: bool | None = None
         while True:
+            if self._clock() >= turning_point:
+                return True
             ahead = self._ahead_of(ticket)
             # Nothing rings when a waiter ahead is stopped, nor when one of a fair queue goes ahead.
             if ahead is None or was_next not in (None, ahead == 0):
@@ -417,6 +422,7 @@ class Queue:
             was_next = ahead == 0
             nap = _HEAD_PATROL_SECONDS if ahead == 0 else _OTHERS_PATROL_SECONDS
             now = self._monotonic()
+            nap = min(nap, max(0.0, turning_point - self._clock()))
             if deadline is not None:
                 if now >= deadline:
                     return False
@@ -429,6 +435,14 @@ class Queue:
                 # An unannounced change may also help a waiter further back.
                 self.ring_next()
                 return True
+
+    def _turning_point(self) -> float:
+        """When the next reservation begins, ends or is given up, which rings nobody; infinity without one."""
+        now = self._clock()
+        with self._host.ledger.read() as db:
+            found = records.reservations(db)
+        points = (each for one in found for each in (one.begins, one.begins + GIVEN_UP_SECONDS, one.ends))
+        return min((each for each in points if each > now), default=math.inf)
 
     def _let_decide(self, ticket: QueuePlace, bell: WakeupPipe) -> bool:
         """Wait for requests ahead that have only just arrived; False if there are none.

@@ -18,7 +18,8 @@ from tranche.planning.decide.time_limits import free_by
 def choose(view: NodeView, count: int, begins: float, ends: float, named: Collection[str] = ()) -> tuple[GpuState, ...]:
     """The GPUs for a new reservation, in index order: the UUIDs `named`, or those that are free first and then the emptiest.
 
-    All that are free by the beginning are equally good. Raises NoRoom if there are not enough.
+    All that are free by the beginning are equally good, but those without another reservation are better. Raises NoRoom if there
+    are not enough.
     """
     taken = {gpu.uuid: found for gpu in view.node if (found := _overlapping(view, gpu, begins, ends)) is not None}
     closed = {each.place.gpu_uuid for each in view.withheld if each.place.slot is None and not each.for_large}
@@ -26,9 +27,11 @@ def choose(view: NodeView, count: int, begins: float, ends: float, named: Collec
     free = sorted((gpu for gpu in asked if gpu.uuid not in taken), key=lambda gpu: _rank(view, gpu, begins))
     if len(free) < count:
         others = "; ".join(f"{gpu.label} is already {taken[gpu.uuid]}" for gpu in asked if gpu.uuid in taken)
-        few = f"{len(free)} GPU{' is' if len(free) == 1 else 's are'} free of reservations from {span(begins, ends)}"
+        few = f"only {len(free)} GPU{'' if len(free) == 1 else 's'} can be reserved from {span(begins, ends)}"
+        if not named and closed:
+            few += ", without those that are cordoned"
         raise NoRoom(
-            f"{count} cannot be reserved: {few}{f': {others}' if others else ''}",
+            f"{count} GPUs were asked for, but {few}{f': {others}' if others else ''}",
             hint="see the reservations with: tranche reserve list",
         )
     return tuple(sorted(free[:count], key=lambda gpu: gpu.index))
@@ -39,11 +42,20 @@ def _overlapping(view: NodeView, gpu: GpuState, begins: float, ends: float) -> R
     return next((each for each in there if each.begins < ends and begins < each.ends), None)
 
 
-def _rank(view: NodeView, gpu: GpuState, begins: float) -> tuple[float, bool, int, int]:
+def others_on(view: NodeView, new: Reservation) -> Iterator[tuple[GpuState, Reservation]]:
+    """The other reservations of the GPUs. Before a reservation begins, those of an earlier one need time limits."""
+    for gpu in view.node:
+        if gpu.uuid in new.gpu_uuids:
+            there = (each for each in view.reservations if gpu.uuid in each.gpu_uuids and each.id != new.id)
+            yield from ((gpu, each) for each in there if not over(view, each))
+
+
+def _rank(view: NodeView, gpu: GpuState, begins: float) -> tuple[float, bool, bool, int, int]:
     held = [each for each in view.allocations if any(grant.gpu_uuid == gpu.uuid for grant in each.grants)]
     free = max((free_by(each) for each in held), default=begins)
     used = sum(grant_size(grant, gpu).gpu_millionths for grant in view.grants_on(gpu.uuid)) if not gpu.lost else 0
-    return max(free, begins), bool([*strangers(view, (gpu.uuid,))]), used, gpu.index
+    shared = any(gpu.uuid in each.gpu_uuids and not over(view, each) for each in view.reservations)
+    return max(free, begins), shared, bool([*strangers(view, (gpu.uuid,))]), used, gpu.index
 
 
 def in_the_way(view: NodeView, new: Reservation) -> Iterator[tuple[Allocation, float]]:

@@ -33,6 +33,7 @@ from tranche.planning.decide.foresee import with_granted, without
 from tranche.planning.decide.obstacle import Obstacle, Reason
 from tranche.planning.decide.options import PlanPermission
 from tranche.planning.decide.quota import candidates_within_quota, held_by_asker
+from tranche.planning.decide.reservations import is_for
 from tranche.planning.decide.share_options import rules_of
 from tranche.planning.occupancy.gpu_occupancy import tenancies, tenancy
 
@@ -259,7 +260,9 @@ def _waits(question: _Question) -> Iterator[Remedy]:
         last = max(
             (each for each in question.view.reservations if gpus & {*each.gpu_uuids}), key=lambda each: each.ends
         )
-        yield Remedy(RemedyKind.WAIT, f"wait until a reservation is over: {last}")
+        mine = is_for(last, question.view, question.view.asker) and question.view.time < last.begins
+        until = "your reservation begins" if mine else "a reservation is over"
+        yield Remedy(RemedyKind.WAIT, f"wait until {until}: {last}")
 
 
 def _beyond_quota(question: _Question) -> bool:
