@@ -293,6 +293,19 @@ def test_users_open_gpus_only_in_shares_and_only_their_own(fenced: FencedMachine
     assert events == [{"exemptUids": [0, OTHER]}, {"exemptUids": None}]
 
 
+def test_people_read_how_far_the_fence_reaches(fenced: FencedMachine) -> None:
+    def told() -> str:
+        return fenced.shared.machine.tranche("policy", "fence").stdout
+
+    assert told().splitlines() == ["The fence is off.", "Programs in user.slice open all GPUs."]
+    fenced.fence("--on", "--exempt", "0")
+    assert told().splitlines() == ["The fence is on.", "Sessions open no GPU."]
+    fenced.fence("--off")
+    attach_filter(fenced.sessions, FenceFilter((SIMULATED_GPU_MAJOR,), frozenset()), "/others")
+    assert "The fence of another state folder also applies" in told()
+    assert fenced.fence()["appliesFromElsewhere"] is True
+
+
 def test_a_slice_opens_its_two_capabilities_and_no_neighbours(fenced: FencedMachine) -> None:
     fenced.fence("--on")
     minors = range(3, 3 + 2 * 135)

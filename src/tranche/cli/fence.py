@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tranche.cli.output import print_json, print_table, say, show
+from tranche.cli.output import print_json, print_table, show
 from tranche.cli.runtime import Settings, TrancheCommand, look_at, open_host, output_option
 from tranche.core.allocation import Allocation
 from tranche.core.errors import ServiceUnavailable, UsageError
@@ -109,9 +109,9 @@ def _use(each: FencedProcess) -> dict[str, Any]:
 def _print(report: FenceReport) -> None:
     exempt = ", ".join(user_name(uid) for uid in sorted(report.exempt or ()) if uid)
     if report.exempt is None:
-        say("the fence is off")
+        show("The fence is off.")
     else:
-        say("the fence is on" + (f"; it exempts {exempt}" if exempt else ""))
+        show(f"The fence is on{f', and exempts {exempt}' if exempt else ''}.")
     open_ = [each.path for each in report.sessions if each.rule != report.wanted]
     if not report.sessions:
         show(
@@ -121,6 +121,10 @@ def _print(report: FenceReport) -> None:
         show("Sessions open no GPU.")
     else:
         show(f"Programs in {', '.join(open_)} open all GPUs.")
+    if report.others:
+        show(
+            "The fence of another state folder also applies to these groups. Take it down there, or restart the machine."
+        )
     if report.unfenced:
         show(
             "\nThese shares began without the fence. With it, sessions lose their GPUs after the last of them has ended:"
