@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import array
 import fcntl
-import inspect
 import json
 import math
 import os
@@ -21,25 +20,23 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import FenceUnavailable, NoRoom, PermissionDenied, ServiceUnavailable, TrancheError, UsageError
 from tranche.core.printable import one_line
-from tranche.core.request import Request, parse_request, parse_time_limit
 from tranche.hardware.process_stat import PROC, process_environment
 from tranche.local.client_workload import CLIENT_GONE, ClientProcess, ClientWorkload
 from tranche.local.queue import Queue
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import RunReporter
+from tranche.local.service_messages import method_of, parse_extension, parse_run
 from tranche.local.time_limit import end_overdue, extend, overdue
 from tranche.node.host import Host
 from tranche.node.limits.share_groups import ShareGroupManager
-from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.locks import FileLock
 from tranche.node.mps.mps_records import IDLE_SECONDS
 from tranche.node.processes.processes import MARK, process_at
-from tranche.node.state.connection import LONGEST_COMMAND, VERSION, ServiceConnection
+from tranche.node.state.connection import ServiceConnection
 from tranche.node.state.session import StateFolder, boot_clock
 from tranche.node.store import records, register
 from tranche.node.store.ledger import Ledger, content_for_users
@@ -57,11 +54,7 @@ _LOOK_SECONDS = 10.0
 _CLEARS_WITHIN_SECONDS = 2.0
 _ORDER_SECONDS = 60.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_LONGEST_OPTION = 256
-_LONGEST_WAIT_SECONDS = 1e9
 _MARK = f"{MARK}=".encode()
-OPTIONS = frozenset(inspect.signature(parse_request).parameters)
-"""The options of a request, as `tranche run` has them with underscores."""
 
 OpenHost = Callable[[int], AbstractContextManager[Host]]
 Log = Callable[[str], None]
@@ -365,7 +358,7 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
         message, files = received
         for each in files:
             os.close(each)
-        method = _method(message)
+        method = method_of(message)
         if method == "ledger":
             _clear(service)
             _send_ledger(connection, service.ledger)
@@ -374,7 +367,7 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
             _send_node(connection, service, peer.uid)
             return
         if method == "extend":
-            allocation_id, seconds = _parse_extension(message)
+            allocation_id, seconds = parse_extension(message)
             with service.open_host(peer.uid) as host:
                 tell("note")(extend(host, allocation_id, seconds, peer.uid))
             connection.send({"event": "over", "code": 0})
@@ -384,7 +377,7 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
                 f"{user_name(peer.uid)} already has {MOST_RUNS_OF_A_USER} runs, the most that one user can have",
                 hint="wait until one of them ends; list them with: tranche ps",
             )
-        asked, command, patience, cdi = _parse(message)
+        asked, command, patience, cdi = parse_run(message)
         connection.send({"event": "accepted"})
         workload = ClientWorkload(connection, peer, command)
         with service.open_host(peer.uid) as host, workload.waiting():
@@ -440,66 +433,6 @@ def _send_node(connection: ServiceConnection, service: RunService, uid: int) -> 
         file.flush()
         file.seek(0)
         connection.send({"event": "node"}, [file.fileno()])
-
-
-def _method(message: Mapping[str, Any]) -> str:
-    """What the client wants; UsageError for what this version does not know."""
-    if type(message.get("version")) is not int or message["version"] != VERSION:
-        raise UsageError(
-            f"the service uses version {VERSION} of the protocol, and this tranche uses version {message.get('version')!r}",
-            hint="use the version of Tranche that the service runs",
-        )
-    method = str(message.get("method"))[:_LONGEST_OPTION]
-    if method not in ("run", "extend", "ledger", "node"):
-        raise UsageError(f"the service has no method {method!r}", hint="its methods are run, extend, ledger and node")
-    if method in ("ledger", "node") and (
-        unknown := sorted(map(str, set(message) - {"version", "method", "parameters"}))
-    ):
-        raise UsageError(f"the service does not know these fields of the request: {one_line(', '.join(unknown))}")
-    return method
-
-
-def _parse_extension(message: Mapping[str, Any]) -> tuple[str, int]:
-    """The allocation and the seconds that the message names; UsageError for anything else."""
-    match message:
-        case {"parameters": {"allocation": str(allocation_id), "time": str(text), **more}, **rest} if (
-            not more and set(rest) == {"version", "method"} and len(allocation_id) + len(text) <= _LONGEST_OPTION
-        ):
-            return allocation_id, parse_time_limit(text)
-    raise UsageError("the request lacks a field, or a field has the wrong type")
-
-
-def _parse(message: Mapping[str, Any]) -> tuple[Request, str, WaitLimit, bool]:
-    """The request in the message, its command, its patience, and whether it is for containers.
-
-    UsageError for what this version does not understand.
-    """
-    match message:
-        case {
-            "parameters": {
-                "request": {**options},
-                "command": str(command),
-                "wait": bool(wait),
-                "timeout": None | int() | float() as timeout,
-                **more,
-            },
-            **rest,
-        } if not isinstance(timeout, bool) and all(
-            isinstance(each, str) and len(each) <= _LONGEST_OPTION for each in options.values()
-        ):
-            if cdi := more.get("cdi") is True:
-                del more["cdi"]
-            unknown = sorted(map(str, {*more, *rest, *(set(options) - OPTIONS)} - {"version", "method"}))
-            if unknown:
-                raise UsageError(
-                    f"the service does not know these fields of the request: {one_line(', '.join(unknown))}"
-                )
-            seconds = None if timeout is None else float(timeout)
-            if seconds is not None and not 0 <= seconds < _LONGEST_WAIT_SECONDS:
-                raise UsageError(f"the timeout {timeout} s is out of range")
-            named: Mapping[str, Any] = {str(name): text for name, text in options.items()}
-            return parse_request(**named), command[:LONGEST_COMMAND], WaitLimit(wait=wait, seconds=seconds), cdi
-    raise UsageError("the request lacks a field, or a field has the wrong type")
 
 
 def _refuse_inside_share(host: Host, peer: ClientProcess) -> None:
