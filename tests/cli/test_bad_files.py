@@ -17,14 +17,24 @@ from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.device_plugin.config_source import StartSettings
 from tranche.node.files.files import read_text
 
-POLICY = {"apiVersion": "tranche.dev/v1", "kind": "SharingPolicy", "sharing": "auto", "gpus": []}
+POLICY = {
+    "apiVersion": "tranche.dev/v1",
+    "kind": "Policy",
+    "sharing": "auto",
+    "timeslice": "short",
+    "gpus": [],
+    "quotas": [{"gpus": 2}],
+    "fair": True,
+    "idle": {"after": "45m"},
+    "fence": False,
+}
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "layout": ("layout", "plan", "-c", "one", "-f"),
     "hooks": ("layout", "apply", "--dry-run", "-c", "all-1g.6gb", "-k"),
     "plan": ("layout", "apply", "--dry-run", "--plan"),
     "checkpoint": ("layout", "restore", "--dry-run", "-f"),
-    "policy": ("policy", "set", "-f"),
+    "policy": ("policy", "apply", "-f"),
     "decisions": ("replay",),
 }
 """What reads a file, by what the file holds; the file's name comes last."""

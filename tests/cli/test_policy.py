@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import MakeMachine
 from tests.machines import TestMachine
-from tranche.core.errors import NoRoom, QuotaExceeded
+from tranche.core.errors import GpuNotFound, NoRoom, PolicyInvalid, QuotaExceeded, ServiceUnavailable
 
 
 def test_a_word_is_set_heeded_listed_and_taken_back(make_machine: MakeMachine) -> None:
@@ -46,26 +46,102 @@ def test_one_word_for_all_counts_where_there_is_no_other(make_machine: MakeMachi
     assert [grant["gpuUUID"] for grant in document["grants"]] == [document["gpus"][1]["uuid"]]
 
 
-def test_a_file_replaces_what_was_said_before(make_machine: MakeMachine, tmp_path: Path) -> None:
+def write_policy(folder: Path, **sections: object) -> str:
+    path = folder / "policy.yaml"
+    path.write_text(json.dumps({"apiVersion": "tranche.dev/v1", "kind": "Policy", **sections}))
+    return str(path)
+
+
+def test_a_file_replaces_the_sections_that_it_has(make_machine: MakeMachine, tmp_path: Path) -> None:
     machine = make_machine("T4", "T4")
     machine.tranche("policy", "set", "--gpu", "1", "sharing=off")
-    path = tmp_path / "policy.yaml"
-    path.write_text("apiVersion: tranche.dev/v1\nkind: SharingPolicy\ngpus: [{gpu: 0, sharing: shared}]\n")
-    machine.tranche("policy", "set", "-f", str(path))
-    assert [each["sharing"] for each in machine.json("policy", "list")["gpus"]] == ["shared", "auto"]
+    machine.tranche("policy", "fair", "--group", "daemon", "--weight", "3")
+    machine.tranche("policy", "quota", "--group", "daemon", "--gpus", "1")
+    path = write_policy(
+        tmp_path,
+        gpus=[{"gpu": 0, "sharing": "shared", "timeslice": "short"}],
+        quotas=[{"shares": 2}, {"user": "4711", "gpus": 0.5}],
+        idle={"after": "45m", "end": True},
+    )
+    before = machine.json("policy", "list")
+    dry = machine.tranche("policy", "apply", "-f", path, "--dry-run")
+    assert machine.json("policy", "list") == before, "a dry run changes nothing"
+    assert dry.stdout.splitlines()[-1] == "Nothing has changed: this was a dry run."
+    done = machine.tranche("policy", "apply", "-f", path)
+    assert done.stdout.splitlines() == dry.stdout.splitlines()[:-2], "a dry run shows what then changes"
+    after = machine.json("policy", "list")
+    assert [(each["sharing"], each["timeslice"]) for each in after["gpus"]] == [("shared", "short"), ("auto", None)]
+    assert [
+        (each["user"], each["group"], each["shares"], each["gpuPercent"], each["weight"]) for each in after["quotas"]
+    ] == [
+        (None, None, 2, None, 1),
+        ("4711", None, None, 50, None),
+        (None, "daemon", None, None, 3),
+    ]
+    assert after["idle"] == {"afterSeconds": 2700, "endsHolds": True}
+    again = machine.tranche("policy", "apply", "-f", path)
+    assert (again.stdout, again.stderr) == ("", "the policy is already as in the file\n")
+    told = [each["message"] for each in machine.json("events")["events"] if each["type"] == "QuotaChanged"]
+    assert told[-3:] == ["all users: 2 shares, weight 1", "4711: 0.5 GPUs", "@daemon: weight 3"]
+
+
+def test_an_exported_policy_is_the_one_in_force(make_machine: MakeMachine, tmp_path: Path) -> None:
+    machine = make_machine("T4", "T4")
+    machine.tranche("policy", "set", "--gpu", "1", "sharing=off")
+    machine.tranche("policy", "quota", "--gpus", "1.5", "--gpu-memory", "10G", "--time", "90m")
+    path = str(tmp_path / "exported.yaml")
+    machine.tranche("policy", "export", "-f", path)
+    assert machine.tranche("policy", "apply", "-f", path).stderr == "the policy is already as in the file\n"
+    machine.tranche("policy", "unset", "--gpu", "1")
+    machine.tranche("policy", "quota", "--remove")
+    machine.tranche("policy", "apply", "-f", path)
+    assert machine.tranche("policy", "export").stdout == Path(path).read_text()
+
+
+def test_a_dry_run_names_those_that_a_smaller_quota_is_for(two_a100: TestMachine, tmp_path: Path) -> None:
+    two_a100.hold("--gpus", "1")
+    waiter = two_a100.wait_in_queue("--gpus", "2")
+    path = write_policy(tmp_path, quotas=[{"user": "root", "gpus": 0.5}])
+    dry = two_a100.tranche("policy", "apply", "-f", path, "--dry-run")
+    lines = dry.stderr.splitlines()
+    assert lines[0] == ("warning: root may hold at most 0.5 GPUs at once, already holds 1; running commands continue")
+    assert lines[1].startswith("warning: root's waiting request ")
+    assert "can no longer start: --gpus 2 exceeds the quota" in lines[1], lines[1]
+    document = two_a100.json("policy", "apply", "-f", path, "--dry-run")
+    assert document["applied"] is False
+    assert document["beyondQuota"] == ["root may hold at most 0.5 GPUs at once, already holds 1"]
+    assert [(each["uid"], each["reason"]) for each in document["refused"]] == [(0, "QuotaExceeded")]
+    assert waiter.poll() is None
+    two_a100.tranche("policy", "apply", "-f", path)
+    assert waiter.wait(60) == QuotaExceeded.exit_code
+    assert len(two_a100.running()) == 1
+
+
+def test_a_file_that_cannot_be_applied_as_a_whole_changes_nothing(make_machine: MakeMachine, tmp_path: Path) -> None:
+    machine = make_machine("T4")
+    before = machine.json("policy", "list")
+    quotas = [{"gpus": 1}]
+    for sections, error in (
+        ({"fence": True}, ServiceUnavailable),
+        ({"fair": [{"user": "nobody-of-that-name", "weight": 2}]}, PolicyInvalid),
+        ({"gpus": [{"gpu": 9, "sharing": "mig"}]}, GpuNotFound),
+    ):
+        path = write_policy(tmp_path, quotas=quotas, **sections)
+        refused = machine.tranche("policy", "apply", "-f", path, code=error.exit_code).stderr
+        assert error is ServiceUnavailable or path in refused
+        assert machine.json("policy", "list") == before
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("set",), 2, "give exactly one of sharing=POLICY, timeslice=LENGTH and --file"),
-        (("set", "sharing=mig", "-f", "x"), 2, "give exactly one of sharing=POLICY, timeslice=LENGTH and --file"),
-        (("set", "-f", "x", "--gpu", "0"), 2, "give exactly one of sharing=POLICY, timeslice=LENGTH and --file"),
+        (("set",), 2, "missing"),
+        (("apply",), 2, "missing"),
         (("set", "sharing=fair"), 2, "'sharing=fair' is not a policy"),
         (("set", "--gpu", "9", "sharing=mig"), 23, "no GPU 9"),
         (("unset", "--gpu", "9"), 23, "no GPU 9"),
-        (("set", "-f", "/no/such/file"), 19, "/no/such/file"),
-        (("set", "-f", "FILE"), 19, "this is not a tranche.dev/v1 SharingPolicy"),
+        (("apply", "-f", "/no/such/file"), 19, "/no/such/file"),
+        (("apply", "-f", "FILE"), 19, "this is not a tranche.dev/v1 Policy"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

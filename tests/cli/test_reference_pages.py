@@ -94,6 +94,8 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     replayed = machine.json("replay", str(record))
     machine.tranche("policy", "quota", "--shares", "9")
     policy = machine.json("policy", "list")
+    file = machine.folder / "policy.yaml"
+    machine.tranche("policy", "export", "-f", str(file))
     machine.tranche("reserve", "add", "--gpus", "1", "--from", "mon 9:00", "--for", "1h")
     reservations = machine.json("reserve", "list")
     printed: dict[str, dict[str, Any]] = {
@@ -128,6 +130,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
         "Board": boards["boards"][0],
         "Version": machine.json("version"),
         "PolicyList": policy,
+        "PolicyChange": machine.json("policy", "apply", "--dry-run", "-f", str(file)),
         "PolicyGpu": policy["gpus"][0],
         "UserQuota": policy["quotas"][0],
         "UsageReport": machine.json("report"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pwd
 from typing import Any
 
 import click
 
+from tranche.cli.options import quota_key
 from tranche.cli.output import print_json, print_table, show
 from tranche.cli.runtime import Settings, TrancheCommand, look_at, open_host, output_option
 from tranche.core.allocation import Allocation
@@ -51,11 +51,11 @@ def fence(settings: Settings, /, on: bool, off: bool, exempt: tuple[str, ...], o
         raise UsageError("--on and --off contradict each other", hint="give one of them")
     if exempt and not on:
         raise UsageError("--exempt requires --on", hint="for example: tranche policy fence --on --exempt ann")
-    uids = frozenset(map(_uid, exempt))
+    uids = frozenset(int(quota_key("user", each)) for each in exempt)
     with open_host(settings) as host:
         node = look_at(host).node
         if on:
-            _refuse_without_service(host)
+            refuse_without_service(host)
             put_up(host, uids)
         elif off:
             take_down(host)
@@ -66,21 +66,12 @@ def fence(settings: Settings, /, on: bool, off: bool, exempt: tuple[str, ...], o
         _print(report)
 
 
-def _refuse_without_service(host: Host) -> None:
+def refuse_without_service(host: Host) -> None:
     """ServiceUnavailable if no service runs: users would get no GPUs, and nothing would restore the fence after a reboot."""
     if not service_runs(host.places):
         raise ServiceUnavailable(
             "the fence needs the service, which is not running", hint="run: sudo tranche serve install"
         )
-
-
-def _uid(text: str) -> int:
-    if text.isascii() and text.isdecimal() and int(text) < 2**31:
-        return int(text)
-    try:
-        return pwd.getpwnam(text).pw_uid
-    except KeyError as error:
-        raise UsageError(f"this machine has no user '{text}'", hint="give a name, or a uid below 2^31") from error
 
 
 def fence_document(report: FenceReport) -> dict[str, Any]:

@@ -1,8 +1,11 @@
-"""Options that several commands take: a span of time, and the caller's cluster, which is asked with the caller's own rights."""
+"""Options that several commands take: spans of time, users, and the cluster, which is asked with the caller's own rights."""
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,11 +14,13 @@ import click
 
 from tranche.core.errors import KubernetesForbidden, UsageError
 from tranche.core.quantity import parse_duration
+from tranche.core.user_quota import GROUP
 
 if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection
 
 Result = TypeVar("Result")
+_UID = re.compile(r"0*\d{1,10}", re.ASCII)
 
 TIMEOUT_HELP = "Stop waiting after TIME, such as 90 (seconds), 30s or 1h30m. Default: no limit."
 """The same words for every command that waits."""
@@ -127,3 +132,32 @@ def extra_missing(what: str, extra: str, error: ModuleNotFoundError) -> UsageErr
         hint="install the wheel with the extra: pip install "
         f"'./tranche_gpu-{version('tranche-gpu')}-py3-none-manylinux_2_17_{platform.machine()}.whl[{extra}]'",
     )
+
+
+def named_users(users: tuple[str, ...], groups: tuple[str, ...], *, check: bool) -> dict[str, str]:
+    """The keys in quotas and the names of users and groups; UsageError for one that the machine does not know.
+
+    Without the `check`, a group may have been deleted.
+    """
+    from tranche.node.store.register import user_name  # most commands that import this module open no ledger
+
+    keys = (quota_key("group", each) if check else f"{GROUP}{each}" for each in groups)
+    uids = (quota_key("user", each) for each in users)
+    return {**{uid: user_name(int(uid)) for uid in uids}, **{key: key for key in keys}}
+
+
+def quota_key(kind: str, name: str) -> str:
+    """The key in quotas of the `user` or the `group` of that name; UsageError if the machine has none. A uid is a name too."""
+    if kind == "group":
+        try:
+            return f"{GROUP}{grp.getgrnam(name).gr_name}"
+        except (KeyError, ValueError) as error:
+            raise UsageError(
+                f"this machine has no group '{name}'", hint="list a user's groups with: id USER"
+            ) from error
+    if _UID.fullmatch(name) and int(name) < 2**31:
+        return str(int(name))
+    try:
+        return str(pwd.getpwnam(name).pw_uid)
+    except (KeyError, ValueError) as error:
+        raise UsageError(f"this machine has no user '{name}'", hint="give a name, or a uid below 2^31") from error

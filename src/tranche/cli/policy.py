@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import grp
-import pwd
 import re
 from collections.abc import Mapping
 from time import time as clock
@@ -12,25 +10,25 @@ from typing import Any
 import click
 
 from tranche.cli.fence import fence
+from tranche.cli.options import named_users
 from tranche.cli.output import print_json, print_table, say, show
+from tranche.cli.policy_file import apply, export
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, look_at, open_host, output_option
 from tranche.core.errors import PolicyInvalid, UsageError
 from tranche.core.idle import IdlePolicy
-from tranche.core.quantity import format_duration, memory_option, parse_duration
+from tranche.core.machine_policy import idle_seconds
+from tranche.core.quantity import format_duration, memory_option
 from tranche.core.sharing import GpuPolicy, Timeslice, parse_timeslice
-from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
+from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_word
 from tranche.core.state import NodeState
 from tranche.core.user_quota import EVERYONE, GROUP, UserQuota, is_fair, is_group, parse_quota, quota_of
 from tranche.documents.describe import ranges
 from tranche.local.queue import Queue
-from tranche.node.files.files import read_document, told_of
 from tranche.node.policy_change import change_policy, change_quotas, make_fair, user_name_of
 from tranche.node.store import records
 from tranche.node.store.register import user_name
 
-_UID = re.compile(r"0*\d{1,10}", re.ASCII)
 _WEIGHT = re.compile(r"\d{1,4}", re.ASCII)
-_SHORTEST_IDLE = 600
 _FAIR = "requests of those who have used less are served first"
 _GPU_OPTION = click.option(
     "--gpu",
@@ -57,15 +55,15 @@ def command() -> None:
     $ tranche policy idle --after 45m --end
     $ tranche policy fence --on
     $ tranche policy list
+    $ tranche policy apply -f policy.yaml --dry-run
     """
 
 
 @command.command("set", cls=TrancheCommand)
-@click.argument("word", metavar="[sharing=POLICY|timeslice=LENGTH]", default="")
+@click.argument("word", metavar="sharing=POLICY|timeslice=LENGTH")
 @_GPU_OPTION
-@click.option("-f", "--file", metavar="FILE", help="File with the policies of all GPUs, YAML or JSON; - for stdin.")
 @click.pass_obj
-def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | None) -> None:
+def set_(settings: Settings, /, word: str, gpus: tuple[str, ...]) -> None:
     """Set the policy of GPUs.
 
     POLICY is auto, mig, shared or off. With auto, the default, Tranche shares a GPU in any way that a request needs.
@@ -75,33 +73,13 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
     LENGTH is default, short, medium or long. It sets the length of a share's turn on an uncut GPU with time-slicing.
     Tranche sets this length when the first share starts, and resets it after the last share ends.
 
-    A file of kind SharingPolicy replaces all sharing policies. The file's field sharing sets the policy of all GPUs
-    that are not in the file's list gpus. Each entry of gpus has two fields: gpu (an index or a UUID) and sharing.
-
     \b
     $ tranche policy set --gpu 0 --gpu 3 sharing=shared
     """
-    if (file is None) is (not word) or (file is not None and gpus):
-        raise UsageError(
-            "give exactly one of sharing=POLICY, timeslice=LENGTH and --file; do not combine --gpu with --file",
-            hint="for example: tranche policy set --gpu 3 sharing=mig, or: -f policy.yaml",
-        )
-    if file is None and word.startswith("timeslice="):
+    if word.startswith("timeslice="):
         _set_timeslice(settings, gpus, parse_timeslice(word))
-        return
-    if file is None:
+    else:
         _change(settings, gpus, parse_word(word))
-        return
-    document = read_document(file, PolicyInvalid)
-    with open_host(settings) as host:
-        node = look_at(host).node
-        with told_of(file):
-            policy = parse_policy(document, node)
-        change_policy(host.ledger, lambda before: policy, node, clock=clock)
-    say(
-        f"the policy names {len(policy.gpus)} GPUs"
-        + ("" if policy.every is None else f"; all others have sharing={policy.every}")
-    )
 
 
 @command.command("unset", cls=TrancheCommand)
@@ -333,39 +311,10 @@ def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None
     if off is (after is not None or end):
         what = "--off takes no other option" if off else "give --after, --end or --off"
         raise UsageError(what, hint="for example: tranche policy idle --after 45m")
-    seconds = IdlePolicy().after if after is None else round(parse_duration(after))
-    if seconds < _SHORTEST_IDLE:
-        raise UsageError(f"'{after}' is less than 10 minutes", hint="for example: --after 45m")
-    wanted = IdlePolicy(seconds, end)
+    wanted = IdlePolicy(IdlePolicy().after if after is None else idle_seconds(after), end)
     with open_host(settings) as host, host.ledger.write() as db:
         records.set_idle_policy(db, wanted)
     say(str(wanted))
-
-
-def named_users(users: tuple[str, ...], groups: tuple[str, ...], *, check: bool) -> dict[str, str]:
-    """The keys and the names of users and groups; UsageError for one that the machine does not know.
-
-    Without the `check`, a group may have been deleted.
-    """
-    keys = (f"{GROUP}{_group(each) if check else each}" for each in groups)
-    return dict([*map(_user, users), *((key, key) for key in keys)])
-
-
-def _group(text: str) -> str:
-    try:
-        return grp.getgrnam(text).gr_name
-    except KeyError as error:
-        raise UsageError(f"this machine has no group '{text}'", hint="list a user's groups with: id USER") from error
-
-
-def _user(text: str) -> tuple[str, str]:
-    """The uid as text and the name of a user; UsageError if there is none of that name."""
-    if _UID.fullmatch(text) and int(text) < 2**31:
-        return str(int(text)), user_name(int(text))
-    try:
-        return str(pwd.getpwnam(text).pw_uid), text
-    except KeyError as error:
-        raise UsageError(f"this machine has no user '{text}'", hint="give a name, or a uid below 2^31") from error
 
 
 def _change(settings: Settings, gpus: tuple[str, ...], use: GpuPolicy | None) -> None:
@@ -439,3 +388,5 @@ def _source(policy: SharingPolicy, gpu_uuid: str) -> str:
 
 
 command.add_command(fence)
+command.add_command(apply)
+command.add_command(export)

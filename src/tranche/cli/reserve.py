@@ -7,8 +7,8 @@ import time
 
 import click
 
+from tranche.cli.options import named_users
 from tranche.cli.output import print_json, print_table, say, warn
-from tranche.cli.policy import named_users
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, look_at, open_host, output_option, user_name
 from tranche.core.errors import UsageError
 from tranche.core.moment import parse_moment, said

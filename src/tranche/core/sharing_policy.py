@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from tranche.core.errors import GpuNotFound, PolicyInvalid, UsageError
+from tranche.core.errors import GpuNotFound, UsageError
 from tranche.core.sharing import NO_SHARING, GpuPolicy, MachineSharing, Sharing
 from tranche.core.state import GpuState, NodeState
 
-FORMAT_VERSION = "tranche.dev/v1"
-KIND = "SharingPolicy"
 _WORDS = ", ".join(GpuPolicy)
 
 
@@ -59,37 +57,6 @@ def gpu_named(text: str, node: NodeState) -> GpuState:
                 )
             return gpu
     raise GpuNotFound(f"no GPU {text} on this machine", hint="list the GPUs with: tranche gpus")
-
-
-def parse_policy(document: object, node: NodeState) -> SharingPolicy:
-    """The policy in a decoded YAML or JSON file; raises PolicyInvalid, or GpuNotFound for an unknown GPU."""
-    if not isinstance(document, dict) or document.get("apiVersion") != FORMAT_VERSION or document.get("kind") != KIND:
-        raise PolicyInvalid(f"this is not a {FORMAT_VERSION} {KIND}", hint="see: tranche policy set --help")
-    if unknown := sorted(map(str, document.keys() - {"apiVersion", "kind", "sharing", "gpus"})):
-        raise PolicyInvalid(f"the policy has unknown fields: {', '.join(unknown)}")
-    every = _use(document["sharing"], "the policy") if "sharing" in document else None
-    entries = document.get("gpus", [])
-    if not isinstance(entries, list):
-        raise PolicyInvalid("gpus is not a list")
-    gpus: dict[str, GpuPolicy] = {}
-    for entry in entries:
-        if not isinstance(entry, dict) or entry.keys() != {"gpu", "sharing"}:
-            raise PolicyInvalid("an entry in gpus must have exactly the fields gpu and sharing")
-        if isinstance(entry["gpu"], bool) or not isinstance(entry["gpu"], int | str):
-            raise PolicyInvalid("the field gpu in an entry is neither an index nor a UUID")
-        uuid = gpu_named(str(entry["gpu"]), node).uuid
-        if uuid in gpus:
-            raise PolicyInvalid(f"the policy names GPU {entry['gpu']} twice")
-        gpus[uuid] = _use(entry["sharing"], f"GPU {entry['gpu']}")
-    return SharingPolicy(every, gpus)
-
-
-def _use(value: object, of: str) -> GpuPolicy:
-    # YAML 1.1 reads off as false.
-    word = "off" if value is False else value
-    if not isinstance(word, str) or word not in list(GpuPolicy):
-        raise PolicyInvalid(f"the sharing of {of} must be one of {_WORDS}")
-    return GpuPolicy(word)
 
 
 _FIRST_WITH_LIMITS = (7, 0)

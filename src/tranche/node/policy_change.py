@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from tranche.core.allocation import Cordon, NodeView
 from tranche.core.errors import UsageError
+from tranche.core.machine_policy import MachinePolicy
 from tranche.core.reservation import Reservation
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import GpuState, NodeState
@@ -26,17 +27,55 @@ def change_policy(
 
     Existing shares stay. The policy applies from the next decision on.
     """
-    labels = {gpu.uuid: gpu.label for gpu in node}
     with ledger.write() as db:
-        before = records.sharing_policy(db)
-        after = change(before)
-        records.set_sharing_policy(db, after)
-        if before.every is not after.every:
-            chronicle.policy_changed(db, clock(), "", "every other GPU", after.every)
-        for uuid in dict.fromkeys((*labels, *before.gpus, *after.gpus)):
-            if before.gpus.get(uuid) is not after.gpus.get(uuid):
-                chronicle.policy_changed(db, clock(), uuid, labels.get(uuid, f"GPU {uuid}"), after.gpus.get(uuid))
+        after = change(records.sharing_policy(db))
+        _set_sharing(db, after, node, clock())
     return after
+
+
+def _set_sharing(db: sqlite3.Connection, after: SharingPolicy, node: NodeState, now: float) -> None:
+    labels, before = {gpu.uuid: gpu.label for gpu in node}, records.sharing_policy(db)
+    records.set_sharing_policy(db, after)
+    if before.every is not after.every:
+        chronicle.policy_changed(db, now, "", "every other GPU", after.every)
+    for uuid in dict.fromkeys((*labels, *before.gpus, *after.gpus)):
+        if before.gpus.get(uuid) is not after.gpus.get(uuid):
+            chronicle.policy_changed(db, now, uuid, labels.get(uuid, f"GPU {uuid}"), after.gpus.get(uuid))
+
+
+def present_policy(host: Host) -> MachinePolicy:
+    """All that the administrator has decided."""
+    with host.ledger.read() as db:
+        quotas, exempt = records.user_quotas(db), records.fence(db)
+        sharing, idle = records.sharing_policy(db), records.idle_policy(db)
+    limits = {key: each._replace(weight=None) for key, each in quotas.items()}
+    return MachinePolicy(
+        sharing,
+        host.timeslices.all_wanted(),
+        {key: each for key, each in limits.items() if each != UserQuota()},
+        {key: each.weight for key, each in quotas.items() if each.weight is not None},
+        idle,
+        False if exempt is None else exempt - {0},
+    )
+
+
+def apply_policy(host: Host, wanted: MachinePolicy, node: NodeState) -> None:
+    """Replace those sections of the policy that `wanted` has, but for the fence, which `tranche.node.fence` changes."""
+    before = present_policy(host)
+    after, now = wanted.over(before), host.clock()
+    with host.ledger.write() as db:
+        if wanted.sharing is not None:
+            _set_sharing(db, wanted.sharing, node, now)
+        if wanted.quotas is not None or wanted.weights is not None:
+            quotas = records.user_quotas(db)
+            for key in sorted({*quotas, *after.user_quotas}):
+                new = after.user_quotas.get(key, UserQuota())
+                _set(db, key, user_name_of(key), quotas.get(key, UserQuota()), new, now)
+        if wanted.idle is not None:
+            records.set_idle_policy(db, wanted.idle)
+    if wanted.timeslices is not None and wanted.timeslices != before.timeslices:
+        for name in {*(before.timeslices or {}), *wanted.timeslices}:
+            host.timeslices.want([name] if name else (), wanted.timeslices.get(name))
 
 
 def change_quotas(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +65,11 @@ class TimesliceStore:
         word = self._read(gpu_uuid).wanted or self._read(_EVERY).wanted
         return Timeslice(word) if word else None
 
+    def all_wanted(self) -> Mapping[str, Timeslice]:
+        """The lengths that the administrator wants, by GPU; "" stands for all GPUs without one of their own."""
+        found = {name: self._read(name).wanted for name in self._names()}
+        return {"" if name == _EVERY else name: Timeslice(word) for name, word in found.items() if word}
+
     def want(self, gpu_uuids: Iterable[str], length: Timeslice | None) -> None:
         """Note the wanted length for those GPUs, or without GPUs, for all that have none of their own; None removes it."""
         for name in tuple(gpu_uuids) or (_EVERY,):
@@ -72,11 +77,7 @@ class TimesliceStore:
 
     def left(self, allocations: Iterable[Allocation], now: float) -> tuple[str, ...]:
         """The GPUs with a length set by Tranche and no share in turns, except those where restoring failed lately."""
-        try:
-            names = [name.removesuffix(_SUFFIX) for name in os.listdir(self._folder) if name.endswith(_SUFFIX)]
-        except OSError:
-            return ()
-        records = {name: self._read(name) for name in names}
+        records = {name: self._read(name) for name in self._names()}
         late = {name for name, each in records.items() if each.set and not 0.0 <= now - each.tried < _PAUSE_SECONDS}
         turns = {
             grant.gpu_uuid
@@ -118,6 +119,12 @@ class TimesliceStore:
         """Note that restoring the length failed, to retry it after a while."""
         with suppress(TrancheError):
             self._write(gpu_uuid, self._read(gpu_uuid)._replace(tried=now))
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(name.removesuffix(_SUFFIX) for name in os.listdir(self._folder) if name.endswith(_SUFFIX))
+        except OSError:
+            return []
 
     def _read(self, name: str) -> _TimesliceRecord:
         """The record; an empty one when it is missing or unreadable."""

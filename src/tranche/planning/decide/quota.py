@@ -5,7 +5,7 @@ A share counts as what the ledger recorded when it was granted (`size_of`), so t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -83,15 +83,19 @@ class _Limit(NamedTuple):
         holds = f", already holds {now}" if self.held.shares else ""
         return f"{self.who} may hold at most {most} at once{holds}, and this request needs {more}"
 
+    def beyond_now(self) -> str:
+        """What of the quota they exceed already, in words; "" for nothing."""
+        return self.beyond(ShareSize(0, 0), 0).partition(", and this request needs")[0]
 
-def _limits(view: NodeView) -> tuple[_Limit, ...]:
-    """All quotas that the decision must keep."""
+
+def _limits(view: NodeView, user: str = "the user") -> tuple[_Limit, ...]:
+    """All quotas that the decision must keep; `user` are words for the asker."""
     asker = str(view.asker)
     own = quota_of(view.quotas, view.asker)
     found = (
         []
         if own is None or not own.limits_shares
-        else [_Limit(own, "the user", _held(view, {asker}), view.recent.get(asker, 0.0))]
+        else [_Limit(own, user, _held(view, {asker}), view.recent.get(asker, 0.0))]
     )
     for group in (
         each for each in view.groups.get(asker, ()) if each in view.quotas and view.quotas[each].limits_shares
@@ -100,6 +104,13 @@ def _limits(view: NodeView) -> tuple[_Limit, ...]:
         who = f"group {group.removeprefix(GROUP)}"
         found.append(_Limit(view.quotas[group], who, _held(view, members), view.recent.get(group, 0.0)))
     return tuple(found)
+
+
+def holders_beyond(view: NodeView, name_of: Callable[[str], str]) -> tuple[str, ...]:
+    """Who holds more than their quota, each in words; `name_of` names a user by uid."""
+    uids = sorted({each.keeper.uid for each in view.allocations if isinstance(each.keeper, ProcessKeeper)})
+    limits = (limit for uid in uids for limit in _limits(replace(view, asker=uid), name_of(str(uid))))
+    return tuple(dict.fromkeys(filter(None, (each.beyond_now() for each in limits))))
 
 
 def limits_alike(view: NodeView) -> Hashable:
