@@ -6,8 +6,8 @@ An event may name its cause by the position of an earlier event. The event and i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_args
 
 from tranche.core.allocation import Grant
 from tranche.core.keeper import (
@@ -31,33 +31,27 @@ from tranche.core.wire import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeBegun:
+class ChangeBegun(NamedTuple):
     """A declared change was decided, and its plan begins; `actor` is None if a command or an agent decided."""
 
-    kind: ClassVar = "ChangeBegun"
     plan_id: str
     purpose: str
     actor: Actor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepDone:
+class StepDone(NamedTuple):
     """A plan's step finished; `step` is its JSON data, and `action` the name of its kind."""
 
-    kind: ClassVar = "StepDone"
     plan_id: str
     step: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ShareGranted:
+class ShareGranted(NamedTuple):
     """A request got its share. `waiter_id` was its place in the queue; `plan_id` is empty if nothing had to be cut.
 
     `owner` is None if unknown.
     """
 
-    kind: ClassVar = "Granted"
     plan_id: str
     waiter_id: str
     request: Request
@@ -65,137 +59,107 @@ class ShareGranted:
     owner: ShareOwner | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCancelled:
+class RequestCancelled(NamedTuple):
     """A process other than its own removed a waiting request from the queue."""
 
-    kind: ClassVar = "Cancelled"
     waiter_id: str
     actor: Actor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShareKept:
+class ShareKept(NamedTuple):
     """Processes left by the command now keep the share, oldest first; `suspected` means that they may be the command's."""
 
-    kind: ClassVar = "Kept"
     pids: tuple[int, ...]
     suspected: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HeldTwice:
+class HeldTwice(NamedTuple):
     """A keeper was reported for devices that the register gives to another; Tranche rejects the report."""
 
-    kind: ClassVar = "HeldTwice"
     keeper: Keeper
     grants: tuple[Grant, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseBegun:
+class ReleaseBegun(NamedTuple):
     """A running share is being taken back; `pids` get SIGTERM, and finally SIGKILL."""
 
-    kind: ClassVar = "ReleaseBegun"
     pids: tuple[int, ...]
     actor: Actor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShareReleased:
+class ShareReleased(NamedTuple):
     """A share was released; `actor` is None if it ended by itself or a command released it."""
 
-    kind: ClassVar = "Released"
     why: str
     actor: Actor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlanUndone:
+class PlanUndone(NamedTuple):
     """A plan failed and was undone; `reason` is the error's reason word, `failed_gpu` the UUID of the GPU that failed."""
 
-    kind: ClassVar = "Undone"
     plan_id: str
     reason: str
     failed_gpu: str
 
 
-@dataclass(frozen=True, slots=True)
-class UndoIncomplete:
+class UndoIncomplete(NamedTuple):
     """A plan could not be undone completely; `reason` is the error's reason word."""
 
-    kind: ClassVar = "UndoIncomplete"
     plan_id: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRecovered:
+class PlanRecovered(NamedTuple):
     """An interrupted plan was undone, by its own process or, after its death, by the next."""
 
-    kind: ClassVar = "Recovered"
     plan_id: str
     purpose: str
 
 
-@dataclass(frozen=True, slots=True)
-class LimitsLost:
+class LimitsLost(NamedTuple):
     """A share lost its limits: the daemon died, or its limits were changed.
 
     `grants` are the present ones.
     """
 
-    kind: ClassVar = "LimitsLost"
     grants: tuple[Grant, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LimitExceeded:
+class LimitExceeded(NamedTuple):
     """A share's processes together use more memory than granted; `grants` are the present ones."""
 
-    kind: ClassVar = "LimitExceeded"
     grants: tuple[Grant, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SharingRefused:
+class SharingRefused(NamedTuple):
     """The machine refused a mechanism that it should have, for the reason in `why`; Tranche no longer uses it."""
 
-    kind: ClassVar = "SharingRefused"
     mechanism: Sharing
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonFault:
+class DaemonFault(NamedTuple):
     """The MPS daemon of a device admits no clients, for the reason in `fault`."""
 
-    kind: ClassVar = "DaemonFault"
     device_uuid: str
     fault: str
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonRecovered:
+class DaemonRecovered(NamedTuple):
     """The MPS daemon of a device admits clients again."""
 
-    kind: ClassVar = "DaemonRecovered"
     device_uuid: str
 
 
-@dataclass(frozen=True, slots=True)
-class FaultShared:
+class FaultShared(NamedTuple):
     """A program's fatal fault ended all CUDA contexts on a device shared by MPS, including this share's."""
 
-    kind: ClassVar = "FaultShared"
     device_uuid: str
 
 
-@dataclass(frozen=True, slots=True)
-class ServerEnded:
+class ServerEnded(NamedTuple):
     """The MPS server of a share's programs was killed or shut down, but its daemon lives; `pid` was the server's."""
 
-    kind: ClassVar = "ServerEnded"
     pid: int
 
 
@@ -203,41 +167,31 @@ class ServerEnded:
 class GpuLost:
     """The driver has lost the event's GPU."""
 
-    kind: ClassVar = "GpuLost"
-
 
 @dataclass(frozen=True, slots=True)
 class GpuRecovered:
     """The driver has the event's GPU again."""
 
-    kind: ClassVar = "GpuRecovered"
 
-
-@dataclass(frozen=True, slots=True)
-class PolicyChanged:
+class PolicyChanged(NamedTuple):
     """The administrator set how a GPU may be shared, or all GPUs without a policy of their own; None removes the policy."""
 
-    kind: ClassVar = "PolicyChanged"
     gpu_uuid: str
     sharing: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class FenceChanged:
+class FenceChanged(NamedTuple):
     """The administrator put up the fence, which exempts these users by uid, or took it down (None)."""
 
-    kind: ClassVar = "FenceChanged"
     exempt_uids: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaChanged:
+class QuotaChanged(NamedTuple):
     """The administrator set the quota of a user, of a group (`@` and its name), or of everyone (""); all None removes it.
 
     `gpu_percent` is in hundredths of a GPU, `memory` in bytes, `time_limit` in seconds.
     """
 
-    kind: ClassVar = "QuotaChanged"
     user: str
     gpu_percent: int | None
     memory: int | None
@@ -247,38 +201,30 @@ class QuotaChanged:
     weight: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TimeExtended:
+class TimeExtended(NamedTuple):
     """The time limit of a running command was extended; `time_limit` is the new one, in seconds."""
 
-    kind: ClassVar = "TimeExtended"
     time_limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class GpuCordoned:
+class GpuCordoned(NamedTuple):
     """An administrator cordoned a GPU; the reason may be empty."""
 
-    kind: ClassVar = "Cordoned"
     user: str
     reason: str
     actor: Actor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuUncordoned:
+class GpuUncordoned(NamedTuple):
     """An administrator lifted the cordon of a GPU."""
 
-    kind: ClassVar = "Uncordoned"
     user: str
     actor: Actor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReservationMade:
+class ReservationMade(NamedTuple):
     """An administrator reserved GPUs. `begins` and `ends` are seconds since the epoch; `names` names the users, if any."""
 
-    kind: ClassVar = "Reserved"
     reservation_id: str
     gpu_uuids: tuple[str, ...]
     begins: float
@@ -287,23 +233,19 @@ class ReservationMade:
     user: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReservationEnded:
+class ReservationEnded(NamedTuple):
     """A reservation is over, was given up, or was removed by a user; `why` says which."""
 
-    kind: ClassVar = "ReservationEnded"
     reservation_id: str
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class BootEnded:
+class BootEnded(NamedTuple):
     """The cut at boot has ended. `boot_id` is the kernel's id of that boot.
 
     `asked` is the request in the settings file, "" if unreadable. `reason` is the error's reason word, "" on success.
     """
 
-    kind: ClassVar = "BootEnded"
     boot_id: str
     asked: str
     reason: str
@@ -362,7 +304,7 @@ class Event:
 
 def event_name(data: EventData) -> str:
     """The name for people: the kind's, or for a step its own kind's."""
-    return str(data.step["action"]) if isinstance(data, StepDone) else str(data.kind)
+    return str(data.step["action"]) if isinstance(data, StepDone) else _NAMES[type(data)]
 
 
 class _Codec(NamedTuple):
@@ -399,12 +341,24 @@ _CODECS: Mapping[str, _Codec] = {
         "grants", lambda given: [*map(grant_to_dict, given)], lambda data: tuple(map(grant_from_dict, data))
     ),
 }
-_KINDS: Mapping[str, type[EventData]] = {each.kind: each for each in get_args(EventData)}
+_SHORT_NAMES: Mapping[type, str] = {
+    ShareGranted: "Granted",
+    RequestCancelled: "Cancelled",
+    ShareKept: "Kept",
+    ShareReleased: "Released",
+    PlanUndone: "Undone",
+    PlanRecovered: "Recovered",
+    GpuCordoned: "Cordoned",
+    GpuUncordoned: "Uncordoned",
+    ReservationMade: "Reserved",
+}
+_NAMES: Mapping[type, str] = {each: _SHORT_NAMES.get(each, each.__name__) for each in get_args(EventData)}
+_KINDS: Mapping[str, type[EventData]] = {name: kind for kind, name in _NAMES.items()}
 
 
 # The fields of each kind of data by name, with their codecs.
 _WRITTEN: Mapping[type, Sequence[tuple[str, _Codec]]] = {
-    kind: [(each.name, _CODECS.get(each.name, _Codec(each.name))) for each in fields(kind)] for kind in _KINDS.values()
+    kind: [(field, _CODECS.get(field, _Codec(field))) for field in getattr(kind, "_fields", ())] for kind in _NAMES
 }
 
 
