@@ -49,6 +49,7 @@ _NEEDS = {
     "systemd": "a systemd container",
 }
 _NEEDED = "needed"
+_REPOSITORY = Path(__file__).parents[1]
 _CLUSTER_SECONDS = 1800
 """The limit of a test of a cluster, the making of the cluster included; pyproject.toml has that of all others."""
 _LAST_THREAD_SECONDS = 10.0
@@ -122,7 +123,8 @@ def pytest_testnodedown(node: WorkerController, error: object) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Before a test of a cluster, and before its time runs, wait until nobody builds a cluster's programs any more."""
-    if item.get_closest_marker("cluster") is not None:
+    # A test of these hooks runs cases of its own, which need no programs.
+    if item.get_closest_marker("cluster") is not None and item.config.rootpath.samefile(_REPOSITORY):
         capture = item.config.pluginmanager.getplugin("capturemanager")
         with one_at_a_time(PROGRAMS, lambda line: _say_beside(capture, line)):
             pass

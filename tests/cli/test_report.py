@@ -68,14 +68,17 @@ def test_a_wrong_span_is_refused(make_machine: MakeMachine, arguments: tuple[str
 @needs_root
 def test_half_a_gpu_counts_half_and_running_shares_count_until_now(two_a100: TestMachine) -> None:
     two_a100.hold("--mig-profile", "3g.20gb")
+    # No more than the machine's uptime: a share counts until the machine's start if it began before it.
+    earlier = min(7200.0, time.clock_gettime(time.CLOCK_BOOTTIME) / 2)
     with closing(Ledger(two_a100.ledger)) as ledger, ledger.write() as db:
-        db.execute("UPDATE allocations SET created = created - 7200")
+        db.execute("UPDATE allocations SET created = created - ?", (earlier,))
+    shares, gpus = (pytest.approx(earlier / each, abs=0.02) for each in (3600, 7200))
     (row,) = two_a100.json("report", "--days", "2")["rows"]
-    assert (row["name"], row["gpuHours"], row["shareHours"], row["shares"]) == ("root", 1.0, 2.0, 1)
+    assert (row["name"], row["gpuHours"], row["shareHours"], row["shares"]) == ("root", gpus, shares, 1)
     two_a100.end_commands()
     wait_until(lambda: not two_a100.json("ps")["allocations"])
     (row,) = two_a100.json("report", "--days", "2")["rows"]
-    assert (row["gpuHours"], row["shareHours"], row["shares"]) == (1.0, 2.0, 1)
+    assert (row["gpuHours"], row["shareHours"], row["shares"]) == (gpus, shares, 1)
 
 
 @needs_root
