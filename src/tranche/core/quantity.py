@@ -43,25 +43,24 @@ _LONGEST_SECONDS = 366 * 86_400
 
 
 def parse_memory(text: str) -> int:
-    """Parse a memory quantity to bytes; raises UsageError if it is malformed, has no unit, or is zero."""
-    from fractions import Fraction  # a slow import, and most commands meet no fraction
-
+    """Parse a memory quantity to bytes, rounded up; raises UsageError if it is malformed, has no unit, or is zero."""
     match = _MEMORY.fullmatch(text.strip())
     if match is None or (match["byte"] and not match["unit"]):
         raise UsageError(
             f"'{text}' is not an amount of memory",
             hint="write it as 4G, 4Gi or 4000M",
         )
-    number, unit = Fraction(match["number"]), match["unit"]
+    whole, _, decimals = match["number"].partition(".")
+    number, unit = int(whole + decimals), match["unit"]
     if number == 0:
         raise UsageError("an amount of memory must be more than 0", hint="for example --gpu-memory 4Gi")
     if unit is None:
-        meant = "G" if number < _FEWEST_MIB else "Mi"
+        meant = "G" if int(whole or 0) < _FEWEST_MIB else "Mi"
         raise UsageError(
             f"'{text}' is an amount of memory without a unit", hint=f"write it as {match['number']}{meant}"
         )
-    amount = number * _UNITS[unit]
-    return -(-amount.numerator // amount.denominator)
+    divisor: int = 10 ** len(decimals)
+    return -(-number * _UNITS[unit] // divisor)
 
 
 def parse_fraction(text: str) -> Fraction:

@@ -7,7 +7,6 @@ Until the plan ends, its allocation protects the decision; for a declared layout
 from __future__ import annotations
 
 import os
-import secrets
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -244,7 +243,7 @@ class Host(HostContext):
         if waiter is None:
             raise AllocationUnknown(f"request {place.id} is no longer in the queue")
         plan = with_daemons(decision.plan, decision.grants, view)
-        key = secrets.token_hex(16)
+        key = os.urandom(16).hex()
         size = size_of(decision.grants, view.node)
         allocation = Allocation(
             id=self.new_id(),
