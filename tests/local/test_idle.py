@@ -217,7 +217,7 @@ def test_a_driver_that_hangs_does_not_hold_up_the_end_of_a_command(monkeypatch: 
         returned.set()
         return LOOK_SECONDS
 
-    with watches.watching_idle(lambda: look):
+    with watches.watching_long(lambda: look):
         assert hangs.wait(60)
     assert not returned.is_set()
     answered.set()

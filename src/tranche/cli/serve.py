@@ -48,6 +48,7 @@ _NEEDED_LATER = (
     "tranche.hardware.nvml",
     "tranche.hardware.nvml_gauges",
     "tranche.local.idle",
+    "tranche.local.reservation_watch",
     "tranche.local.share_spec",
     "tranche.node.fence",
     "tranche.node.limits.fence",

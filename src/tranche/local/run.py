@@ -21,7 +21,7 @@ from tranche.core.state import GpuState
 from tranche.local.child import beside
 from tranche.local.queue import Cancelled, Queue, Record
 from tranche.local.run_report import RunReporter
-from tranche.local.watches import watching_idle, watching_limits, watching_outside, watching_use
+from tranche.local.watches import watching_limits, watching_long, watching_outside, watching_use
 from tranche.local.workload import VISIBLE, Workload, share_environment
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
@@ -221,20 +221,31 @@ def _run_in_share(
         stack.enter_context(watching_outside(allocation, confined, host.driver.observe, reporter.outside))
         if limit is not None and allocation.request.time_limit is not None:
             stack.enter_context(beside("time", limit.enforce))
-        stack.enter_context(watching_idle(partial(_idle_look, host, allocation, reporter, limit)))
+        stack.enter_context(watching_long(partial(_long_look, host, allocation, reporter, limit)))
         code = workload.run(held, share, lambda pid: host.set_holder(held, pid), interrupt_if_told)
         ignore_signals()
         return code
 
 
-def _idle_look(
+def _long_look(
     host: Host, allocation: Allocation, reporter: RunReporter, limit: TimeLimit | None
 ) -> Callable[[], float]:
+    """What is looked at each minute while a command runs: whether its share is idle, and whether others reserved its GPUs."""
     from tranche.local.idle import IdleWatch  # most commands end before the first look
+    from tranche.local.reservation_watch import ReservationWatch
 
-    if limit is None:
-        return IdleWatch(host, allocation, reporter.idle).look
-    return IdleWatch(host, allocation, reporter.idle, limit.end_idle, limit.programs).look
+    ends = () if limit is None else (limit.end_idle, limit.programs)
+    idle, reserved = (
+        IdleWatch(host, allocation, reporter.idle, *ends),
+        ReservationWatch(host, allocation, reporter.reserved),
+    )
+
+    def look() -> float:
+        with suppress(Exception):  # a failed look is repeated
+            reserved.look()
+        return idle.look()
+
+    return look
 
 
 @dataclass(frozen=True, slots=True)

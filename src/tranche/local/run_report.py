@@ -64,6 +64,10 @@ class RunReporter:
         """Nothing has used the share for long."""
         self._warn(text)
 
+    def reserved(self, text: str) -> None:
+        """Others, or maintenance, get the share's GPU before the share must have ended."""
+        self._warn(text)
+
     def server_ended(self, why: str) -> None:
         """The daemon's server ended under the share's programs; `why` says why they fail."""
         self._warn(why)

@@ -215,7 +215,7 @@ _LONGEST_SECONDS = 60.0
 _BRIEF_SECONDS = 1.0
 
 
-def watching_idle(begin: Callable[[], Callable[[], float]]) -> AbstractContextManager[None]:
+def watching_long(begin: Callable[[], Callable[[], float]]) -> AbstractContextManager[None]:
     """Call what `begin` returns, from another thread, a minute after the block began, and again after the seconds it returns.
 
     `begin` is called as late, because most commands have ended by then. A driver that hangs does not hold up the block's end.
@@ -226,7 +226,7 @@ def watching_idle(begin: Callable[[], Callable[[], float]]) -> AbstractContextMa
         looks[:] = looks or [begin()]
         return looks[0]()
 
-    return _looking("idle", look, _LONGEST_SECONDS, _BRIEF_SECONDS)
+    return _looking("long", look, _LONGEST_SECONDS, _BRIEF_SECONDS)
 
 
 @contextmanager
