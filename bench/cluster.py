@@ -84,7 +84,7 @@ def run(report: Report) -> None:
         rows = [*_agent(cluster, node), *_pods(cluster, node)]
     report.section(
         "The agent and its pods",
-        f"The p4d.24xlarge is cut into {_SLICES} slices, and the agent is not in a pod.",
+        f"The p4d.24xlarge is divided into {_SLICES} slices, and the agent does not run in a pod.",
     )
     report.table(["", "Tranche", "for comparison"], rows)
 

@@ -75,7 +75,7 @@ def run(report: Report) -> None:
             ratios.append(baseline / mine)
             rows.append([title, f"{mine:.2f} s", f"{baseline:.2f} s", f"{ratios[-1]:.1f}", f"{overhead:.0f} ms"])
     report.section(
-        "Cutting eight A100 GPUs into 56 slices",
+        "Partitioning eight A100 GPUs into 56 slices",
         f"The machine is a simulated {MACHINE}. Times are medians of {OUR_RUNS} runs, or of {BASELINE_RUNS} for the baseline.",
         "The baseline works like mig-parted: it takes one GPU at a time, destroys its instances and creates the new ones.",
     )

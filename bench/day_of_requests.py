@@ -66,7 +66,7 @@ def run(report: Report) -> None:
 
 WAYS: Mapping[str, tuple[GpuPolicy, MachineSharing]] = {
     "slices and whole GPUs": (GpuPolicy.MIG, NO_SHARING),
-    "parts of uncut GPUs": (GpuPolicy.SHARED, _MPS),
+    "parts of whole GPUs": (GpuPolicy.SHARED, _MPS),
     "Tranche's choice": (GpuPolicy.AUTO, _MPS),
 }
 

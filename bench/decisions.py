@@ -81,7 +81,8 @@ def _commands(report: Report) -> None:
             rows.append([gpus, *(f"{wall:.0f}, {processor:.0f}" for wall, processor in found)])
     report.table(["GPUs", *commands, "`python -c 'import click'`"], rows)
     report.verdict(
-        f"For {GPUS_OF_A_NODE} GPUs, `tranche gpus` answers within {_TARGET_MS} ms and {_TARGET_RATIO} times the baseline.",
+        f"For {GPUS_OF_A_NODE} GPUs, `tranche gpus` takes at most {_TARGET_MS} ms, "
+        f"and at most {_TARGET_RATIO} times as long as the baseline.",
         answer <= min(_TARGET_MS, _TARGET_RATIO * baseline),
     )
 
@@ -89,7 +90,7 @@ def _commands(report: Report) -> None:
 def _nodes(report: Report) -> None:
     report.section(
         "Choosing a node and a share for a gated pod",
-        f"Each node has {GPUS_OF_A_NODE} such GPUs, with {HELD} held slices each.",
+        f"Each node has {GPUS_OF_A_NODE} of these GPUs, each with {HELD} slices in use.",
         f"Each cell gives the controller's CPU time in milliseconds, as the median of {_REPETITIONS} runs.",
     )
     machines = [filled(GPUS_OF_A_NODE, SEED + number) for number in range(_KINDS_OF_NODES)]

@@ -76,7 +76,7 @@ async def _measure(report: Report, cluster: Cluster, folder: Path) -> None:
             await asyncio.to_thread(cluster.apply, _config_map("3g.20gb", 2))
             await fleet.until_all(2)
 
-        phases.append(await _phase(fleet, "every node is cut after an edit of the ConfigMap", edit))
+        phases.append(await _phase(fleet, "every node is partitioned after an edit of the ConfigMap", edit))
         changed = fleet.most
 
         async def restart() -> None:

@@ -30,8 +30,8 @@ class Report:
             cells = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
             _print("  ".join([line[0].ljust(widths[0]), *cells]).rstrip())
         _print("")
-        lines.insert(1, ["---", *["---:"] * (len(columns) - 1)])
-        self.markdown.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        head, *body = (f"| {' | '.join(line)} |" for line in lines)
+        self.markdown.append("\n".join([head, f"|---|{'---:|' * (len(columns) - 1)}", *body]))
 
     def verdict(self, text: str, met: bool) -> None:
         """Say whether a goal, a sentence of its own, was met."""

@@ -67,7 +67,7 @@ def run(report: Report) -> None:
 def _tenants(report: Report, sites: Mapping[str, Site]) -> None:
     report.section(
         "Sharing",
-        "Tenants share a simulated T4. Each tenant is a `tranche run` with 1 GB and a program that is always busy.",
+        "Tenants share a simulated T4. Each tenant uses `tranche run` with 1 GB and a program that is always busy.",
         "A large kernel fills the GPU, and a small kernel fills a tenth of it.",
         "Each cell shows how much of the GPU the tenants use together.",
     )

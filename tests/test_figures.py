@@ -38,7 +38,9 @@ def test_a_benchmark_rewrites_its_section_alone_and_one_that_fails_none(
         bench.main()
 
     conditions = r"\d{4}-\d\d-\d\d, .+, \d+ cores, load \d+: `make figures BENCH=new`\."
-    section = "\n\nA note.\nAnother.\n\n| from | s |\n| --- | ---: |\n| none | 1.5 |\n\n### More\n\nGoal not met: It is fast.\n"
+    section = (
+        "\n\nA note.\nAnother.\n\n| from | s |\n|---|---:|\n| none | 1.5 |\n\n### More\n\nGoal not met: It is fast.\n"
+    )
     assert "the machine is gone" in capsys.readouterr().err
     parts = page.read_text().split("<!-- ")
     assert parts[:2] == ["# Figures\n\nIntroduction.\n\n", "first -->\n## Old first\n\n"]
