@@ -112,7 +112,7 @@ def test_without_a_file_nothing_is_cut_and_nothing_fails(bootable: MakeBootable)
     ("board", "partition", "words"),
     [
         ("A100-40GB", "MIG_PARTITION=99,99\n", "GPU 0 (NVIDIA A100-SXM4-40GB) has no profile with the number 99"),
-        ("T4", ARTICLE, "needs GPUs that can be cut, but this machine has Tesla T4"),
+        ("T4", ARTICLE, "needs GPUs that can be partitioned, but this machine has Tesla T4"),
     ],
 )
 def test_what_cannot_be_cut_is_said_and_the_machine_boots(

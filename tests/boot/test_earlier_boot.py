@@ -130,7 +130,7 @@ def test_it_is_said_what_becomes_of_the_shares_of_pods(tmp_path: Path, pods_run:
         ).carry_out()
         return told
 
-    told = [line for line in in_child(work) if not line.startswith("cutting")]
+    told = [line for line in in_child(work) if not line.startswith("partitioning")]
     assert [line[: len(said)] for line in told] == ([said] if said else [])
 
 

@@ -56,7 +56,7 @@ def says(done: Completed, message: str, *, hint: bool = True) -> None:
         (("run", "--gpu-memory", "0", *COMMAND), 2, "must be more than 0"),
         (("run", "--gpu-memory", "16", *COMMAND), 2, "'16' is an amount of memory without a unit"),
         (("run", "--gpu-memory", "4X", *COMMAND), 2, "'4X' is not an amount of memory"),
-        (("run", "--mig-profile", "1g.6gb", *COMMAND), 30, "can be cut into 1g.6gb"),
+        (("run", "--mig-profile", "1g.6gb", *COMMAND), 30, "no GPU on this machine offers 1g.6gb"),
         (("run", "--mig-profile", "banana", *COMMAND), 2, "'banana' is not a MIG profile name"),
         (("run", "--gpus", "1", "--gpu", "0.5", *COMMAND), 2, "exactly one of"),
         (("run", *COMMAND), 2, "exactly one of"),

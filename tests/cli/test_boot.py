@@ -147,7 +147,7 @@ def test_a_machine_without_an_nvidia_gpu_has_nothing_to_cut(tmp_path: Path) -> N
     if not there or "0x10de" in there:
         pytest.skip("needs a machine whose PCI bus has no device of NVIDIA")
     done = run_without_driver("--state-dir", str(tmp_path), "boot", "--file", str(file))
-    assert done.stderr.splitlines()[-1] == "this machine has no NVIDIA GPU: there is nothing to cut"
+    assert done.stderr.splitlines()[-1] == "this machine has no NVIDIA GPU: there is nothing to partition"
 
 
 def test_told_to_end_it_ends_and_the_next_command_undoes_the_rest(two_a100: TestMachine) -> None:
@@ -209,7 +209,7 @@ def test_the_unit_is_written_once_and_removed_without_a_trace(two_a100: TestMach
     folder = root / "etc/systemd/system"
     folder.mkdir(parents=True)
     install = ("boot", "--timeout", "30s", "install", "--root", str(root), "--program", "/opt/tranche/bin/tranche")
-    assert "nothing is cut until" in two_a100.tranche(*install).stderr
+    assert "nothing is partitioned until" in two_a100.tranche(*install).stderr
     unit = (folder / "tranche-boot.service").read_text()
     assert "\nExecStart=/opt/tranche/bin/tranche boot --timeout 30\n" in unit
     assert "\nTimeoutStartSec=210\n" in unit
@@ -237,7 +237,7 @@ def test_another_tool_that_cuts_at_boot_is_named(two_a100: TestMachine, tmp_path
     other.parent.mkdir(parents=True)
     other.touch()
     done = two_a100.tranche("boot", "install", "--root", str(tmp_path), "--program", "/usr/bin/tranche")
-    assert "nvidia-mig-manager.service also cuts GPUs at boot" in done.stderr
+    assert "nvidia-mig-manager.service also partitions GPUs at boot" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_status_shows_the_unit_also_where_the_ledger_is_damaged(two_a100: TestMa
         log.unlink()
     two_a100.ledger.write_bytes(b"no database" * 1000)
     done = two_a100.tranche("boot", "status")
-    assert "the result of the cut is unknown" in done.stderr
+    assert "the result of the partitioning is unknown" in done.stderr
     assert done.stdout.startswith("unit ")
 
 
@@ -325,5 +325,5 @@ def test_status_says_how_the_cut_ended(two_a100: TestMachine) -> None:
     two_a100.tranche(*command)
     shown = two_a100.json(*command, "status")
     assert (shown["reason"], shown["asked"]) == ("", "19,19,19,19,19,19,19")
-    assert "at boot: the GPUs are cut as" in two_a100.tranche(*command, "status").stdout
+    assert "at boot: the GPUs are partitioned as" in two_a100.tranche(*command, "status").stdout
     assert shown["file"].startswith(os.sep)

@@ -61,7 +61,7 @@ def test_gpus_of_one_kind_share_a_table(make_machine: MakeMachine) -> None:
         "GPU 0, 2: NVIDIA A100-SXM4-40GB (40 GiB)",
         "GPU 3: NVIDIA A30 (24 GiB)",
     ]
-    assert "GPU 1 (Tesla T4) cannot be cut" in done.stderr
+    assert "GPU 1 (Tesla T4) cannot be partitioned" in done.stderr
 
 
 def test_where_the_driver_tells_nothing_the_catalogue_stands_in(two_a100: TestMachine) -> None:
@@ -90,4 +90,4 @@ def test_bad_input_is_refused(two_a100: TestMachine, arguments: tuple[str, ...],
 
 def test_a_gpu_without_mig_has_no_profiles(make_machine: MakeMachine) -> None:
     done = make_machine("T4").tranche("profiles", "--gpu", "0", code=24)
-    assert "cannot be cut" in done.stderr
+    assert "cannot be partitioned" in done.stderr

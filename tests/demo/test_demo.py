@@ -72,7 +72,7 @@ def test_the_demo_measures_both_batches_serves_the_mixture_and_leaves_nothing(tm
     assert {item["profile"] for item in mixed if item["request"] == "--gpu-memory 4G"} == {"1g.5gb"}
     assert any(item["instancesCreated"] == 0 for item in mixed)
     assert any(item["instancesDestroyed"] > 0 for item in mixed)
-    assert "8 GPUs cut into 56 slices in 72 steps" in done.stderr
+    assert "8 GPUs partitioned into 56 slices in 72 steps" in done.stderr
     assert "\x1b" not in done.stderr
     assert f"done after {clock_face(slices['seconds'])}" in (tmp_path / "demo.svg").read_text()
     (tmp_path / "demo.svg").unlink()

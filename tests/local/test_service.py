@@ -243,7 +243,7 @@ def test_a_users_checkup_asks_the_service_instead_of_the_state_folder(shared: Sh
     shared.hold()
     code, out, err = shared.run("doctor")
     assert code == 0, (out, err)
-    assert "cuts GPUs for this user" in out
+    assert "partitions GPUs for this user" in out
     assert err.startswith("next: tranche run ")
     assert shared.service is not None
     shared.service.send_signal(signal.SIGSTOP)

@@ -449,8 +449,16 @@ def test_nobody_more_is_let_in_beside_limits_that_are_lost(state: DaemonState | 
             {"gpu_memory": "4G", "compute": "9"},
             "SharingUnavailable: is shared only in slices: its policy is",
         ),
-        (GpuPolicy.SHARED, {"mig_profile": "1g.5gb"}, "SharingUnavailable: is not cut for requests: its policy is"),
-        (GpuPolicy.OFF, {"mig_profile": "1g.5gb"}, "SharingUnavailable: is not cut for requests: its policy is"),
+        (
+            GpuPolicy.SHARED,
+            {"mig_profile": "1g.5gb"},
+            "SharingUnavailable: is not partitioned for requests: its policy is",
+        ),
+        (
+            GpuPolicy.OFF,
+            {"mig_profile": "1g.5gb"},
+            "SharingUnavailable: is not partitioned for requests: its policy is",
+        ),
         (GpuPolicy.SHARED, {"gpus": "1"}, "whole"),
         (GpuPolicy.OFF, {"gpus": "1"}, "whole"),
         (GpuPolicy.OFF, {"gpu_memory": "30G"}, "whole"),

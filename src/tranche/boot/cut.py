@@ -110,7 +110,7 @@ class BootCut:
             return plan_layout(view, boot_layout(self.wanted, self.layouts, view.node))
 
         self._free_shares_of_pods(host.ledger)
-        self.tell(f"cutting the GPUs for {self.wanted}")
+        self.tell(f"partitioning the GPUs for {self.wanted}")
         decision = Change(host, HookRunner(), WaitLimit(wait=False), progress=self.progress).to_layout(decide)
         node = host.driver.observe()
         self._verify(node)

@@ -41,7 +41,7 @@ _STATUS_SECONDS = 2.0
 _WRITE_SECONDS = 10.0
 _TIMEOUT_KEY = "tranche.boot.timeout"
 _FILE_KEY = "tranche.boot.file"
-_NOTHING_THERE = "this machine has no NVIDIA GPU: there is nothing to cut"
+_NOTHING_THERE = "this machine has no NVIDIA GPU: there is nothing to partition"
 
 
 @click.group(cls=TrancheGroup, invoke_without_command=True)
@@ -62,14 +62,14 @@ _NOTHING_THERE = "this machine has no NVIDIA GPU: there is nothing to cut"
 )
 @click.pass_context
 def command(context: click.Context, settings_file: str, timeout: float) -> None:
-    """Cut GPUs into slices when the machine boots.
+    """Partition GPUs into slices when the machine boots.
 
     Without a subcommand, the command reads MIG_PARTITION from the file in --file. The value is the name of a layout, or
     a list of profiles in the format of `nvidia-smi mig -cgi`, such as 19,19,19 or 3*1g.5gb.
 
-    The command waits for the driver, keeps correct slices, and never changes a slice in use. It ends at most two
-    minutes after the driver is ready. The systemd unit runs the command before the kubelet. The kubelet starts even if
-    the command fails.
+    The command waits for the driver, keeps slices that are already correct, and never changes a slice in use. It ends
+    at most two minutes after the driver is ready. The systemd unit runs the command before the kubelet starts. The
+    kubelet starts even if the command fails.
     """
     context.meta[_TIMEOUT_KEY], context.meta[_FILE_KEY] = timeout, settings_file
     if context.invoked_subcommand is None:
@@ -81,7 +81,7 @@ def command(context: click.Context, settings_file: str, timeout: float) -> None:
 @unit_program_option
 @click.pass_context
 def install(context: click.Context, root: Path, program: str | None) -> None:
-    """Install and enable the systemd unit of tranche boot.
+    """Install and enable the systemd unit for tranche boot.
 
     The unit runs at the next boot. To run it now, use systemctl start tranche-boot. Put --file and --timeout before the
     word install.
@@ -98,16 +98,16 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
         tell_systemd(root, "daemon-reload")
     say(f"{InstalledUnit(root).file} is {'written and enabled' if changed else 'up to date'}")
     if not (root / settings_file.lstrip("/")).exists():
-        say(f"nothing is cut until {settings_file} exists and sets MIG_PARTITION=...")
+        say(f"nothing is partitioned until {settings_file} exists and sets MIG_PARTITION=...")
     warn_of_program(root, program)
     if any((root / folder / "nvidia-mig-manager.service").exists() for folder in _UNIT_FOLDERS):
-        warn("nvidia-mig-manager.service also cuts GPUs at boot: disable it")
+        warn("nvidia-mig-manager.service also partitions GPUs at boot: disable it")
 
 
 @command.command(cls=TrancheCommand)
 @unit_root_option
 def remove(root: Path) -> None:
-    """Remove the systemd unit of tranche boot.
+    """Remove the systemd unit for tranche boot.
 
     The command does not change the GPUs or the file with MIG_PARTITION.
     """
@@ -135,7 +135,7 @@ def status(context: click.Context, root: Path, output: str) -> None:
         try:
             ended = read_outcome(register_places(settings, reading=True).ledger, boot_id())
         except TrancheError as error:
-            warn(f"the result of the cut is unknown: {error.message}")
+            warn(f"the result of the partitioning is unknown: {error.message}")
     found = {
         "unit": str(unit.file),
         "installed": unit.installed,
@@ -153,7 +153,7 @@ def status(context: click.Context, root: Path, output: str) -> None:
     word = "enabled" if unit.enabled else "not enabled"
     show(f"unit     {f'{unit.file}, {word}' if unit.installed else 'not installed'}")
     show(f"asked    {asked or problem}")
-    show(f"at boot  {ended.message if ended is not None else 'no cut since the machine started'}")
+    show(f"at boot  {ended.message if ended is not None else 'not run since the machine started'}")
 
 
 def _boot(settings: Settings, settings_file: str, seconds: float) -> None:
@@ -211,7 +211,7 @@ def _ended(settings: Settings, asked: str, error: TrancheError | None) -> None:
         places = register_places(settings)
         record_outcome(places.ledger, time=time.time(), boot_id=boot_id(), asked=asked, error=error)
     except TrancheError as unwritten:
-        warn(f"cannot record the result of the cut for the node's agent: {unwritten.message}")
+        warn(f"cannot record the result of the partitioning for the node's agent: {unwritten.message}")
 
 
 def _settings_of(path: str) -> BootSettings:

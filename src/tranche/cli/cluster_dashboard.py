@@ -72,7 +72,7 @@ _OPTIONS = [
 
 @click.command("cluster-dashboard", cls=TrancheCommand, params=_OPTIONS)
 def command(log_format: str, verbose: bool, **options: Any) -> None:
-    """Serve a live page of a Kubernetes cluster until SIGTERM.
+    """Serve a live page for a Kubernetes cluster until SIGTERM.
 
     The page shows nodes, GPUs, slices, waiting pods with their reasons, and events. Its data comes from agents with
     --tell-view. Users sign in with a Kubernetes token. They see names only in namespaces where they can list pods.

@@ -23,7 +23,7 @@ def cordon(settings: Settings, /, gpus: tuple[str, ...], reason: str) -> None:
     """Keep new requests off the given GPUs.
 
     GPU is an index or a UUID. The cordon does not affect running shares or layouts. It survives reboots and ends with
-    `tranche uncordon`. Users who wait because of the cordon see who set it and why.
+    `tranche uncordon`. Users who are waiting because of the cordon see who set it and why.
 
     \b
     $ tranche cordon 3 --reason 'fan replacement tonight'

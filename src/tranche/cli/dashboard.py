@@ -28,7 +28,7 @@ from tranche.node.store.ledger import open_to_read
 )
 @click.pass_obj
 def command(settings: Settings, /, port: int, act: bool) -> None:
-    """Serve a live page of this machine until Ctrl-C.
+    """Serve a live page for this machine until Ctrl-C.
 
     The page shows GPUs, slices, shares, the queue and events. The server listens only on 127.0.0.1 and requires the
     token in the address that it prints. It keeps the token in a file that only you can read. With --act, it uses a

@@ -40,7 +40,9 @@ _REAL_SPEED = 1.0
 
 @click.command(cls=TrancheCommand)
 @click.option(
-    "--real", is_flag=True, help="Use the GPUs on this machine, which must be idle and uncut. The jobs only sleep."
+    "--real",
+    is_flag=True,
+    help="Use the GPUs on this machine, which must be idle and have no slices. The jobs only sleep.",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation. Only --real asks.")
 @click.option(
@@ -93,7 +95,7 @@ def _simulated(speed: float, seed: int) -> DemoResult:
     boards = mig_boards()
     if boards:
         hint(
-            f"this machine has GPUs that can be cut ({', '.join(dict.fromkeys(boards))}): tranche demo --real uses them"
+            f"this machine has GPUs that can be partitioned ({', '.join(dict.fromkeys(boards))}): tranche demo --real uses them"
         )
     say(f"tranche demo: a simulated {MACHINE_TYPE}, on a clock {speed:g} times as fast as a wall clock")
     with heeding_signals(), demo_machine(1 / speed) as machine:
@@ -110,7 +112,7 @@ def _real(settings: Settings, yes: bool, speed: float, seed: int) -> DemoResult:
         with host() as looking:
             gpus = first_product(looking.view().node)
             check_free(looking, gpus)
-        say(f"tranche demo: {len(gpus)} x {gpus[0].name}. Jobs only sleep; GPUs are really cut.")
+        say(f"tranche demo: {len(gpus)} x {gpus[0].name}. Jobs only sleep; GPUs are really partitioned.")
         if not yes:
             question = (
                 "The demo changes their MIG mode (with resets where needed) and restores it afterwards. Continue?"
@@ -256,19 +258,19 @@ def _overheads(result: DemoResult, machine: str, simulated: bool) -> str:
     """What the measured times contain beside the jobs, and how far that is from theory."""
     speed, slices, count = result.speed, result.slices, len(result.slices.records)
     text = f"""\
-The {slices.seconds:.1f} s include {slices.cutting:.1f} s to cut the GPUs ({result.cut_steps} steps: MIG mode on, resets,
+The {slices.seconds:.1f} s include {slices.cutting:.1f} s to partition the GPUs ({result.cut_steps} steps: MIG mode on, resets,
 {count} instances) and {slices.granting:.1f} s to grant {count} shares.
 """
     if simulated:
         text += f"""\
 All times are from a clock {speed:g} times as fast as a wall clock, on a simulated {machine}.
 Jobs and GPU operations take 1/{speed:g} of their time on hardware. Tranche's own work takes its full time, so each
-second of it counts {speed:g} times here. With that work outside the cutting counted once, the
+second of it counts {speed:g} times here. With that work outside the partitioning counted once, the
 ratio is {result.ratio_at_full_time:.2f}.
 """
     else:
         text += f"""\
-The jobs only sleep, for 1/{speed:g} of their nominal time. Cutting is real, so it counts {speed:g} times on this clock.
+The jobs only sleep, for 1/{speed:g} of their nominal time. Partitioning is real, so it counts {speed:g} times on this clock.
 """
     off = result.ratio / result.ideal_ratio - 1
     if abs(off) > _FAR_FROM_THEORY:

@@ -128,7 +128,7 @@ def _check_service(socket: Path) -> Finding:
             connection.close()
     except TrancheError as error:
         return failed("permission", error)
-    return Finding("permission", Status.PASS, f"the service at {socket} cuts GPUs for this user")
+    return Finding("permission", Status.PASS, f"the service at {socket} partitions GPUs for this user")
 
 
 def _may_run(findings: Sequence[Finding]) -> bool:

@@ -22,8 +22,8 @@ def command(settings: Settings, /, allocation_id: str, time: str) -> None:
     """Give a running command more time.
 
     ID is the id of an allocation with a time limit; a unique prefix is enough. TIME is added to the limit. Users can
-    extend their own commands while no request waits for the GPU, and not beyond the start of a reservation. Root can
-    extend any command.
+    extend their own commands while no request is waiting for the GPU, but not beyond the start of a reservation. Root
+    can extend any command.
 
     \b
     $ tranche extend 5d8fb96b 2h

@@ -32,15 +32,16 @@ from tranche.node.store.register import user_name
 def fence(settings: Settings, /, on: bool, off: bool, exempt: tuple[str, ...], output: str) -> None:
     """Let users open GPUs only in shares.
 
-    With the fence, the kernel lets a command of `tranche run` open only the GPUs and slices of its share. Programs that
-    a user starts outside a share, in a login session or by cron, can open no GPU. Programs that have a GPU open keep
-    it. If some shares began before the fence, the sessions of all users keep their GPUs until the last of these shares
-    ends.
+    With the fence, the kernel lets commands started with `tranche run` open only the GPUs and slices of their shares.
+    Programs that a user starts outside a share, in a login session or by cron, cannot open any GPU. Programs that have
+    a GPU open keep it. If some shares began before the fence, all users' sessions can still open GPUs until the last of
+    these shares ends.
 
     Without --on or --off, the command changes nothing. It shows the state of the fence, the shares that began before
     it, and the programs that use a GPU outside a share.
 
-    The fence needs the service, cgroup version 2, and systemd for sessions. The service restores it after a reboot.
+    The fence needs the service, cgroup version 2, and systemd for sessions. The service restores the fence after a
+    reboot.
 
     \b
     $ tranche policy fence

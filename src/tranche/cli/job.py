@@ -157,14 +157,14 @@ def _job_row(job: KubeJob, now: datetime) -> tuple[object, ...]:
     return (job.name, job.request, job.status, job.ready, f"{job.succeeded}/{job.completions}", age)
 
 
-@command.command("describe", short_help="Show a job, its pods and why they wait.")
+@command.command("describe", short_help="Show a job, its pods, and why they are waiting.")
 @click.argument("name")
 @target_options
 @output_option()
 def describe_(name: str, namespace: str | None, kubeconfig: str | None, output: str) -> None:
-    """Show a job, its pods and why they wait.
+    """Show a job, its pods, and why they are waiting.
 
-    The output lists each pod's share, and explains why the first waiting pod waits. For another pod, use tranche
+    The output lists each pod's share, and explains why the first pending pod is waiting. For another pod, use tranche
     explain pod/NAME.
     """
 
@@ -425,8 +425,8 @@ def delete(settings: Settings, /, names: tuple[str, ...], namespace: str | None,
     """Delete jobs with their pods and claims.
 
     Running commands receive SIGTERM, and SIGKILL after 30 seconds. The command does not delete jobs that tranche submit
-    did not create, or an ended detached run while its processes hold the share. If one job cannot be deleted, the
-    command still deletes the others, and exits with the first error's exit code.
+    did not create, or a detached run that has ended while its processes still hold the share. If one job cannot be
+    deleted, the command still deletes the others, and exits with the first error's exit code.
     """
     failures: list[TrancheError] = []
     of_cluster = []

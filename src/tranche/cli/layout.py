@@ -90,7 +90,7 @@ def plan(
     skip_reset: bool,
     output: str,
 ) -> None:
-    """Print the steps to a layout and change nothing.
+    """Print the steps that a layout needs, and change nothing.
 
     With -o json, the output is a plan for `tranche layout apply --plan`. Tranche refuses to apply this plan if the GPUs
     have changed since.
@@ -112,9 +112,9 @@ def apply(
 ) -> None:
     """Apply a layout to the GPUs.
 
-    The command changes as few instances as possible: correct instances remain, with their UUIDs. It destroys idle
-    instances that are not in the layout, even if another tool created them. It resets a GPU only if a change of MIG
-    mode needs a reset.
+    The command changes as few instances as possible: instances that are already correct remain, with their UUIDs. It
+    destroys idle instances that are not in the layout, even if another tool created them. It resets a GPU only if a MIG
+    mode change requires a reset.
 
     Tranche never changes an instance in use. If an instance in use blocks the layout, the command changes nothing and
     names the instance's users. If a step fails, the command undoes the change.

@@ -27,7 +27,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "ps": ("tranche.cli.ps", "List allocations and waiting requests"),
         "gpus": ("tranche.cli.gpus", "List GPUs, their slices and their holders"),
         "top": ("tranche.cli.top", "Show a live view of GPUs, slices and shares"),
-        "explain": ("tranche.cli.explain", "Explain why a request waits and what would help"),
+        "explain": ("tranche.cli.explain", "Explain why a request is waiting and what would help"),
         "release": ("tranche.cli.release", "Release a share or cancel a waiting request"),
         "events": ("tranche.cli.events", "List the events of this machine, newest last"),
         "doctor": ("tranche.cli.doctor", "Check this machine or a cluster for problems"),
@@ -36,7 +36,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "uncordon": ("tranche.cli.cordon:uncordon", "Make cordoned GPUs available again"),
         "reserve": ("tranche.cli.reserve", "Reserve GPUs for users or for maintenance"),
         "policy": ("tranche.cli.policy", "Set how GPUs are shared, user quotas, and who goes first"),
-        "report": ("tranche.cli.report", "Report the GPU time of users"),
+        "report": ("tranche.cli.report", "Report users' GPU time"),
         "bundle": ("tranche.cli.bundle", "Write an archive for a bug report"),
         "version": ("tranche.cli.version", "Print the versions of Tranche, the driver and NVML"),
         "completion": ("tranche.cli.completion", "Print the completion script for bash, zsh or fish"),
@@ -44,7 +44,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Layouts": {
         "layout": ("tranche.cli.layout", "Plan, apply, check and save the layouts of GPUs"),
         "profiles": ("tranche.cli.profiles", "List the MIG profiles of GPUs and boards"),
-        "boot": ("tranche.cli.boot", "Cut GPUs into slices when the machine boots"),
+        "boot": ("tranche.cli.boot", "Partition GPUs into slices when the machine boots"),
     },
     "Jobs on a cluster": {
         "submit": ("tranche.cli.submit", "Run a command as a job on a Kubernetes cluster"),
@@ -55,10 +55,10 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "leave": ("tranche.cli.leave", "Remove the agents from a Kubernetes cluster"),
     },
     "Services": {
-        "dashboard": ("tranche.cli.dashboard", "Serve a live page of this machine"),
-        "cluster-dashboard": ("tranche.cli.cluster_dashboard", "Serve a live page of a Kubernetes cluster"),
+        "dashboard": ("tranche.cli.dashboard", "Serve a live page for this machine"),
+        "cluster-dashboard": ("tranche.cli.cluster_dashboard", "Serve a live page for a Kubernetes cluster"),
         "metrics": ("tranche.cli.metrics", "Print the metrics of this machine for Prometheus"),
-        "serve": ("tranche.cli.serve", "Let users of this machine run commands without root"),
+        "serve": ("tranche.cli.serve", "Let this machine's users run commands without root access"),
     },
     "Simulator": {
         "sim": ("tranche.cli.sim", "Create and control simulated machines"),
@@ -148,7 +148,7 @@ def _complete_machines(context: click.Context, parameter: click.Parameter, incom
 )
 @click.pass_context
 def root(context: click.Context, simulate: str | None, state_dir: str | None) -> None:
-    """Share NVIDIA GPUs: cut them into slices and run each workload on the smallest share that fits."""
+    """Share NVIDIA GPUs: partition them into slices and run each workload on the smallest share that fits."""
     context.obj = Settings(simulate=simulate or os.environ.get("TRANCHE_SIMULATE"), state_dir=state_dir)
 
 

@@ -64,14 +64,15 @@ def command() -> None:
 @_GPU_OPTION
 @click.pass_obj
 def set_(settings: Settings, /, word: str, gpus: tuple[str, ...]) -> None:
-    """Set the policy of GPUs.
+    """Set the policy for GPUs.
 
     POLICY is auto, mig, shared or off. With auto, the default, Tranche shares a GPU in any way that a request needs.
-    With mig, it gives only slices, each to one holder. With shared, it gives only parts of an uncut GPU. With off, it
-    does not share the GPU. Every policy allows requests for whole GPUs. No policy affects existing shares.
+    With mig, it gives only slices, each to one holder. With shared, it gives only parts of the GPU, and creates no
+    slices. With off, it does not share the GPU. Every policy allows requests for whole GPUs. No policy affects existing
+    shares.
 
-    LENGTH is default, short, medium or long. It sets the length of a share's turn on an uncut GPU with time-slicing.
-    Tranche sets this length when the first share starts, and resets it after the last share ends.
+    LENGTH is default, short, medium or long. It sets the length of a share's turn on a time-sliced GPU; slices do not
+    support this. Tranche sets this length when the first share starts, and resets it after the last share ends.
 
     \b
     $ tranche policy set --gpu 0 --gpu 3 sharing=shared
@@ -86,7 +87,7 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...]) -> None:
 @_GPU_OPTION
 @click.pass_obj
 def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
-    """Remove the policies and time slices of GPUs.
+    """Remove the policies and time slices from GPUs.
 
     \b
     $ tranche policy unset --gpu 3
@@ -101,8 +102,8 @@ def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
 def list_(settings: Settings, /, output: str) -> None:
     """List the policy of each GPU, and the quotas and weights of users and groups.
 
-    SET FOR shows where the policy was set: gpu, all, or nothing for the default. In a user's quota, - means that the
-    limit for all users applies, if there is one.
+    SET FOR shows where the policy was set: gpu, all, or nothing for the default. In a user's quota, a dash means that
+    the limit for all users applies, if there is one.
 
     \b
     $ tranche policy list
@@ -204,8 +205,8 @@ def quota(
 ) -> None:
     """Limit how much a user or a group can hold.
 
-    Limits that you do not name remain unchanged. A user's own limit overrides the limit for all users. A group's limit
-    applies to the combined usage of its members, in addition to their own limits. Quotas apply to commands on the
+    Limits that you do not specify remain unchanged. A user's own limit overrides the limit for all users. A group's
+    limit applies to the combined usage of its members, in addition to their own limits. Quotas apply to commands on the
     machine, not to pods.
 
     A request that would exceed a quota waits. Later requests can pass it, even those of the same user. A new quota does
@@ -301,7 +302,7 @@ def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None
     """Set when a share counts as idle, and whether Tranche ends idle holds.
 
     `tranche ps` shows idle shares, and `tranche explain` shows those that block a request. With --end, Tranche ends an
-    idle hold and its programs, as at a time limit. It never ends a command of `tranche run` for being idle.
+    idle hold and its programs, as at a time limit. It never ends an idle command that was started with `tranche run`.
 
     \b
     $ tranche policy idle --after 45m
@@ -336,7 +337,7 @@ def _set_timeslice(settings: Settings, gpus: tuple[str, ...], length: Timeslice 
         if cut is not None:
             raise PolicyInvalid(
                 f"{cut.label} is in MIG mode, in which the driver supports no time slices",
-                hint="time slices are for shares of an uncut GPU: turn MIG mode off first",
+                hint="time slices are for shares of a whole GPU: turn MIG mode off first",
             )
         host.timeslices.want([gpu.uuid for gpu in named], length)
     if length is not None:

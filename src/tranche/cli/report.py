@@ -39,7 +39,7 @@ _HOUR_SECONDS = 3600.0
 @output_option("table", "json", "csv")
 @click.pass_obj
 def command(settings: Settings, /, days: int | None, month: str | None, by: str, output: str) -> None:
-    """Report the GPU time of users.
+    """Report users' GPU time.
 
     In GPU-HOURS, a slice or a part counts as its fraction of a GPU. SHARE-HOURS is the total time that shares were
     held. SHARES is the number of shares, including running ones. Days are in UTC, and a user's group is the primary

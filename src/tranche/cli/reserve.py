@@ -62,14 +62,14 @@ def add(
     users: tuple[str, ...],
     groups: tuple[str, ...],
 ) -> None:
-    """Reserve GPUs from a time on.
+    """Reserve GPUs starting at a given time.
 
     Before the reservation starts, its GPUs accept only commands that will have reached their time limits by then. From
-    its start, they accept only commands of the named users and groups. If you name none, the GPUs are reserved for
+    its start, they accept commands only from the named users and groups. If you name none, the GPUs are reserved for
     maintenance and accept no commands. A reservation never stops a running command.
 
-    If none of its users has held or waited for a GPU by 15 minutes after the start, Tranche ends the reservation. With --gpus,
-    Tranche chooses the GPUs that will be free first.
+    If none of its users has held or waited for a GPU within 15 minutes of the start, Tranche ends the reservation. With
+    --gpus, Tranche chooses the GPUs that will be free first.
 
     \b
     $ tranche reserve add --gpus 4 --from '2026-12-01 09:00' --for 6h --user ann
@@ -109,7 +109,7 @@ def add(
 @output_option()
 @click.pass_obj
 def list_(settings: Settings, /, output: str) -> None:
-    """List the reservations, the first to start first.
+    """List reservations, earliest start first.
 
     \b
     $ tranche reserve list

@@ -65,7 +65,7 @@ def command(
 
     With --time, Tranche warns 10 minutes and 1 minute before the limit. At the limit, it sends SIGTERM to the command
     and its child processes, and SIGKILL 30 seconds later. A command with a time limit can start before earlier
-    requests, if it ends before the first of them can start.
+    requests, if it will end before the first of them can start.
 
     With --detach, the command reads no input, and its output goes to a file. See tranche job list and tranche job logs.
 

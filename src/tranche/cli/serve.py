@@ -62,7 +62,7 @@ _NEEDED_LATER = (
 @click.group(cls=TrancheGroup, invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context, /) -> None:
-    """Let users of this machine run commands without root.
+    """Let this machine's users run commands without root access.
 
     The service listens on the socket in the state folder. If users cannot write to that folder, their tranche run gets
     a share from the service and runs the command itself. The service learns from the kernel who the user is, and never
@@ -80,7 +80,7 @@ def command(context: click.Context, /) -> None:
 @unit_program_option
 @click.pass_context
 def install(context: click.Context, root: Path, program: str | None) -> None:
-    """Install, enable and start the systemd unit of tranche serve."""
+    """Install, enable and start the systemd unit for tranche serve."""
     path = program_of_unit(program)
     words = (path, *options_of_unit(context.find_object(Settings) or Settings()), "serve")
     text = resources.files("tranche.local").joinpath(_UNIT).read_text().replace("@command@", command_line(words))

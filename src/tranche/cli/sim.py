@@ -111,7 +111,7 @@ def list_machines(output: str) -> None:
     help="Syntax of the output.",
 )
 def env(name: str, shell: str) -> None:
-    """Print the variables of a simulated machine.
+    """Print the environment variables for a simulated machine.
 
     Programs that run with these environment variables use the simulated machine.
 
@@ -202,7 +202,7 @@ def _count(number: int, noun: str) -> str:
 @click.argument("name")
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
 def exec_(name: str, command: tuple[str, ...]) -> int:
-    """Run a command with the driver files of a simulated machine.
+    """Run a command with a simulated machine's driver files.
 
     The command runs in its own mount namespace, with NVML and nvidia-smi. The machine's GPUs also appear in
     /proc/driver/nvidia, /proc/modules and /proc/devices, and on the PCI bus in /sys, for programs that look for a
@@ -357,7 +357,7 @@ def _driver_function(_context: click.Context, _parameter: click.Parameter, name:
 def error(machine: Machine, function: str, code: int, calls: int, gpu: int | None) -> None:
     """Make the next calls to a driver function fail.
 
-    FUNCTION is a function of NVML or of the CUDA driver, such as nvmlDeviceSetMigMode. The name trancheSimResetGpu
+    FUNCTION is a function in NVML or the CUDA driver, such as nvmlDeviceSetMigMode. The name trancheSimResetGpu
     makes a GPU reset fail; names such as mpsServerStart make MPS fail.
     """
     machine().inject_error(function, code, calls=calls, gpu=gpu)
@@ -372,7 +372,7 @@ def error(machine: Machine, function: str, code: int, calls: int, gpu: int | Non
 def latency(machine: Machine, function: str, seconds: float, gpu: int | None) -> None:
     """Delay every call to a driver function.
 
-    FUNCTION is a function of NVML or of the CUDA driver. Each call takes SECONDS longer until `tranche sim inject NAME
+    FUNCTION is a function in NVML or the CUDA driver. Each call takes SECONDS longer until `tranche sim inject NAME
     clear`.
     """
     machine().inject_latency(function, seconds, gpu=gpu)

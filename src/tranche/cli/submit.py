@@ -98,8 +98,8 @@ def command(
 ) -> None:
     """Run a command as a job on a Kubernetes cluster.
 
-    Each pod of the job gets the smallest share that fits. The command creates a Job and a ResourceClaimTemplate. On a
-    cluster without claims, it creates only a Job, and the pods wait for a share at a scheduling gate. With --dry-run,
+    Each of the job's pods gets the smallest share that fits. The command creates a Job and a ResourceClaimTemplate. On
+    a cluster without claims, it creates only a Job, and the pods wait at a scheduling gate for a share. With --dry-run,
     the command only prints these objects, for kubectl apply.
 
     A command that fails does not run again. If a node is drained or fails, Kubernetes replaces its pods.

@@ -78,7 +78,7 @@ class PluginConfigInvalid(TrancheError, exit_code=17):
 
 
 class PartitionInvalid(TrancheError, exit_code=18):
-    """The file that says how to cut GPUs at boot cannot be read, or its MIG_PARTITION is malformed."""
+    """The file that specifies the slices to create at boot cannot be read, or its MIG_PARTITION is malformed."""
 
 
 class PolicyInvalid(TrancheError, exit_code=19):
@@ -105,7 +105,7 @@ class GpuNotFound(TrancheError, exit_code=23):
 
 
 class MigNotSupported(TrancheError, exit_code=24):
-    """The GPU cannot be cut into MIG instances."""
+    """The GPU cannot be partitioned into MIG instances."""
 
 
 class ModeChangePending(TrancheError, exit_code=25, reason="MigModeChangePending"):

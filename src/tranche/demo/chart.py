@@ -95,7 +95,7 @@ def draw_chart(chart: ChartPicture) -> str:
     slices = f"{chart.slices.at_once} jobs at a time, done after {clock_face(chart.slices.seconds)}"
     description = (
         f"On {chart.gpus} whole GPUs: {whole}. In slices of {chart.profile}: {slices}, "
-        f"{chart.slices.cutting:.1f} seconds of it for cutting the GPUs. Made by {_conditions(chart)}."
+        f"{chart.slices.cutting:.1f} seconds of it for partitioning the GPUs. Made by {_conditions(chart)}."
     )
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:g}" role="img" aria-labelledby="t d">',
@@ -179,7 +179,7 @@ def _legend(chart: ChartPicture, y: float) -> Iterator[str]:
     entries: Sequence[tuple[str, int, str]] = (
         ("whole", 0, "a job on a GPU"),
         ("slice", 148, "a job in a slice"),
-        ("cut", 296, f"cutting the GPUs, {chart.slices.cutting:.1f} s"),
+        ("cut", 296, f"partitioning the GPUs, {chart.slices.cutting:.1f} s"),
     )
     for kind, x, said in entries:
         yield f'<rect class="{kind}" x="{_MARGIN + x}" y="{y - 11:g}" width="12" height="12" rx="2"/>'

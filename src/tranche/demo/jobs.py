@@ -231,7 +231,7 @@ class DemoRunner:
         """
         profiles = plain_profiles(gpus[0])
         if not profiles:
-            raise MigNotSupported(f"{gpus[0].label} ({gpus[0].name}) cannot be cut into slices")
+            raise MigNotSupported(f"{gpus[0].label} ({gpus[0].name}) cannot be partitioned into slices")
         smallest, model = profiles[0], gpus[0].name
         per_gpu = most_instances(smallest)
         number = per_gpu * len(gpus)
@@ -269,7 +269,7 @@ class DemoRunner:
         plan = self._host.change(decide, progress=self._scene.step)
         cutting = self._clock.now() - began
         self._scene.show(self._observe(gpus))
-        self._scene.announce(f"{len(gpus)} GPUs cut into {len(jobs)} slices in {len(plan.steps)} steps")
+        self._scene.announce(f"{len(gpus)} GPUs partitioned into {len(jobs)} slices in {len(plan.steps)} steps")
         records = self.run(jobs, self._counting(len(jobs), len(jobs)))
         return BatchResult(tuple(records), began, cutting, ideal_seconds(jobs, len(jobs))), len(plan.steps)
 

@@ -109,7 +109,9 @@ def first_product(node: NodeState) -> tuple[GpuState, ...]:
     """The GPUs of the first product that can be cut; MigNotSupported if there is none."""
     capable = [gpu for gpu in node if gpu.mig_capable and not gpu.lost]
     if not capable:
-        raise MigNotSupported("no GPU on this machine can be cut into MIG slices", hint="run the demo without --real")
+        raise MigNotSupported(
+            "no GPU on this machine can be partitioned into MIG slices", hint="run the demo without --real"
+        )
     return tuple(gpu for gpu in capable if gpu.name == capable[0].name)
 
 

@@ -79,7 +79,7 @@ _SLICE = ("gpu_uuid", "mig_uuid", "profile", "placement", *_POD)
 
 _LOST = "the GPU is lost"
 _NO_GAUGE = "the GPU is lost, or does not have this gauge"
-_NO_MIG = "the GPU is lost, or cannot be cut"
+_NO_MIG = "the GPU is lost, or does not support MIG"
 _NO_MEMORY = "the slice does not exist yet, or the driver cannot read it because the instance has no compute instance"
 _GPM = "the GPU is older than Hopper (A100 and A30 do not measure slices), or this is an agent's first scrape"
 
@@ -110,7 +110,7 @@ GPU_LOST = MetricFamily(
 )
 GPU_STATE = MetricFamily(
     "tranche_gpu_state",
-    "1 for the current state of the whole GPU: held, preparing, in_use (by a process outside Tranche), idle, or cut.",
+    "1 for the state of the whole GPU: held, preparing, in_use (by a process outside Tranche), idle, or cut (into slices).",
     (*_USE, "state"),
     _LOST,
 )
@@ -125,13 +125,13 @@ GPU_MEMORY_USED = MetricFamily(
 )
 GPU_UTILIZATION = MetricFamily(
     "tranche_gpu_utilization_ratio",
-    "Fraction of the time in which a kernel ran on an uncut GPU.",
+    "Fraction of the time during which a kernel ran on the whole GPU.",
     _USE,
     "the GPU is lost, or in MIG mode, where the driver does not measure it",
 )
 GPU_SM_ACTIVE = MetricFamily(
     "tranche_gpu_sm_active_ratio",
-    "Activity of an uncut GPU's multiprocessors since the last scrape.",
+    "Activity of the whole GPU's multiprocessors since the last scrape.",
     _USE,
     f"the GPU is in MIG mode; {_GPM}",
 )
@@ -156,7 +156,7 @@ SHARED_FENCED = MetricFamily(
 )
 SHARES_UNLIMITED = MetricFamily(
     "tranche_shares_unlimited",
-    "Number of shares whose memory limit was exceeded or is no longer enforced.",
+    "Number of shares with a memory limit that was exceeded or is no longer enforced.",
     ("gpu_uuid", "mig_uuid"),
     "the device has no shares with a memory limit",
 )
@@ -262,7 +262,7 @@ XID_LAST = MetricFamily(
 )
 LAYOUT_STATE = MetricFamily(
     "tranche_layout_state",
-    "1 for the current state of the node's layout. The labels are those of the node: layout, state, and the reason's word.",
+    "1 for the current state of the node's layout. The labels show the node's labels: layout, state, and the reason's word.",
     ("layout", "state", "reason"),
     "the node has no layout label",
     agent=True,

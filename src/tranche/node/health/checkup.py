@@ -99,13 +99,15 @@ def check_sharing(means: MachineSharing) -> Finding:
 def check_permission(simulated_state: Path | None) -> Finding:
     """Whether this user may cut GPUs: as root, or as the owner of a simulated machine's state file."""
     if os.geteuid() == 0:
-        return Finding("permission", Status.PASS, "running as root: Tranche can cut GPUs")
+        return Finding("permission", Status.PASS, "running as root: Tranche can partition GPUs")
     if simulated_state is not None and simulated_state.stat().st_uid == os.geteuid():
-        return Finding("permission", Status.PASS, "this user owns the simulated machine: Tranche can cut its GPUs")
+        return Finding(
+            "permission", Status.PASS, "this user owns the simulated machine: Tranche can partition its GPUs"
+        )
     return Finding(
         "permission",
         Status.WARN,
-        "not running as root: Tranche can list GPUs but not cut them",
+        "not running as root: Tranche can list GPUs but not partition them",
         "run commands that need a new slice with sudo, or ask an administrator to start the service: tranche serve",
     )
 
@@ -261,7 +263,7 @@ def _check_gpu(gpu: GpuState) -> Iterator[Finding]:
     if gpu.mig_capable and blocking:
         names = ", ".join(map(str, blocking))
         text = f"{names} would block a reset, and so a change of MIG mode"
-        hint = "leave it alone if tranche ps lists a share of this GPU; otherwise end it before the GPU is cut"
+        hint = "leave it alone if tranche ps lists a share of this GPU; otherwise end it before the GPU is partitioned"
         yield Finding("reset", Status.WARN, text, hint, gpu.index)
     if gpu.mig_capable:
         yield from _catalogue_findings(gpu)

@@ -176,10 +176,10 @@ def plain_profiles(gpu: GpuState) -> tuple[GpuInstanceProfile, ...]:
 def _for_profile(demand: MigSlice, gpu: GpuState, use: GpuPolicy) -> Candidate | Obstacle:
     profile = gpu.profile(demand.profile)
     if profile is None or not profile.starts:
-        text = f"offers no {demand.profile}" if gpu.mig_capable else "cannot be cut: it has no MIG"
+        text = f"offers no {demand.profile}" if gpu.mig_capable else "cannot be partitioned: it has no MIG"
         return obstacle(gpu, Reason.PROFILE_NOT_SUPPORTED, text)
     if use in (GpuPolicy.SHARED, GpuPolicy.OFF):
-        return obstacle(gpu, Reason.POLICY, f"is not cut for requests: its policy is sharing={use}")
+        return obstacle(gpu, Reason.POLICY, f"is not partitioned for requests: its policy is sharing={use}")
     return Candidate(profile, False, named=True)
 
 
@@ -206,11 +206,11 @@ def _impossible(
         offered = sorted({p.name for gpu in gpus for p in gpu.profiles if p.starts})
         if not offered:
             return ProfileUnknown(
-                f"no GPU on this machine can be cut into {request.demand.profile}: none has MIG",
+                f"no GPU on this machine offers {request.demand.profile}: none has MIG",
                 hint=_A_WHOLE_GPU,
             )
         return ProfileUnknown(
-            f"no GPU on this machine can be cut into {request.demand.profile}",
+            f"no GPU on this machine offers {request.demand.profile}",
             hint="it offers " + ", ".join(map(str, offered)),
         )
     largest = max(gpu.usable_memory for gpu in gpus)

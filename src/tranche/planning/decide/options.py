@@ -146,7 +146,7 @@ def gpu_blocked(tenancy: GpuOccupancy) -> Obstacle | None:
         )
     if not gpu.mig_enabled and tenancy.promised:
         ids = tuple(each.id for each in tenancy.allocations)
-        return obstacle(gpu, Reason.GPU_BUSY, f"being cut for {', '.join(ids)}", allocation_ids=ids)
+        return obstacle(gpu, Reason.GPU_BUSY, f"is being partitioned for {', '.join(ids)}", allocation_ids=ids)
     if not gpu.mig_enabled and gpu.all_processes:
         names = ", ".join(map(str, gpu.all_processes))
         return obstacle(gpu, Reason.GPU_BUSY, f"used by {names}", processes=gpu.all_processes)
@@ -172,7 +172,7 @@ def uncut_steps(tenancy: GpuOccupancy, freedom: PlanPermission) -> tuple[Step, .
         return obstacle(
             gpu,
             Reason.GPU_BUSY,
-            "cut, and some of its slices are held or in use",
+            "has slices that are held or in use",
             missing_slices=tenancy.fixed_mask.bit_count(),
             allocation_ids=tuple(each.id for each in tenancy.allocations),
             processes=gpu.all_processes,
@@ -181,7 +181,7 @@ def uncut_steps(tenancy: GpuOccupancy, freedom: PlanPermission) -> tuple[Step, .
         return obstacle(
             gpu,
             Reason.FOREIGN_INSTANCES,
-            "cut into idle instances that Tranche did not make",
+            "has idle instances that Tranche did not create",
             instances=tuple(map(gpu.key, tenancy.idle_foreign)),
         )
     destroys = tuple(_destroy(gpu, instance) for instance in tenancy.idle)

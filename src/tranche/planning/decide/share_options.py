@@ -142,7 +142,7 @@ def no_part_text(request: Request, gpu: GpuState, rules: GpuSharing) -> str:
         return "limits the compute of a share with MPS, and a program can use MPS on only one GPU"
     if request.compute is not None:
         return f"a compute ceiling needs {ways}"
-    uncut = f"is not cut for requests, its policy is sharing={rules.use}" if gpu.mig_capable else "has no MIG"
+    uncut = f"is not partitioned for requests, its policy is sharing={rules.use}" if gpu.mig_capable else "has no MIG"
     return f"{uncut}; a part of it needs {ways}"
 
 

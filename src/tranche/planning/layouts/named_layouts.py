@@ -187,7 +187,9 @@ def _check_meant_for(layout: Layout, node: NodeState, source: str) -> None:
         )
     if any(spec.mig_enabled for _, spec in matched) and not any(gpu.mig_capable for gpu, _ in matched):
         names = ", ".join(sorted({gpu.name for gpu, _ in matched}))
-        raise MigNotSupported(f"layout '{layout.name}' needs GPUs that can be cut, but this machine has {names}")
+        raise MigNotSupported(
+            f"layout '{layout.name}' needs GPUs that can be partitioned, but this machine has {names}"
+        )
 
 
 def boot_layout(wanted: PartitionSpec | str, file: LayoutFile, node: NodeState) -> Layout:
@@ -208,7 +210,7 @@ def boot_layout(wanted: PartitionSpec | str, file: LayoutFile, node: NodeState) 
     if not capable:
         names = ", ".join(sorted({gpu.name for gpu in node})) or "no GPU"
         raise MigNotSupported(
-            f"{PARTITION}={wanted.text} needs GPUs that can be cut, but this machine has {names}",
+            f"{PARTITION}={wanted.text} needs GPUs that can be partitioned, but this machine has {names}",
             hint="see: tranche gpus",
         )
     # A lost GPU reports no profiles: the other GPUs' slices stand in, and the decision lists it as lost.

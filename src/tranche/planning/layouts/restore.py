@@ -110,7 +110,7 @@ def as_saved(plan: Plan, view: NodeView) -> Plan:
         gpu = view.node.gpu(gpu_uuid)
         if gpu.fingerprint != fingerprint:
             raise StateMoved(
-                f"{gpu.label} is no longer cut as it was when the plan was made",
+                f"{gpu.label} no longer has the slices that it had when the plan was made",
                 hint="make a new plan with: tranche layout plan",
             )
     missing = set(plan.gpu_uuids) - set(plan.fingerprints)

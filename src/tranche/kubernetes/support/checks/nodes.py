@@ -186,7 +186,7 @@ def _static(node: KubeNode, *, served: bool) -> Sequence[tuple[Status, str, str]
     offered = {key: count for key, count in gpu_counts(node.allocatable).items() if count}
     if offered:
         return [(Status.PASS, f"offers {', '.join(f'{count} {key}' for key, count in sorted(offered.items()))}", "")]
-    hint = "check the node's agent and the MIG strategy: single needs all GPUs cut alike"
+    hint = "check the node's agent and the MIG strategy: single needs the same slices on all GPUs"
     return [(Status.WARN, "offers no GPUs or slices", hint)]
 
 
