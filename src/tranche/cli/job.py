@@ -298,7 +298,7 @@ def logs(
 def attach(name: str, namespace: str | None, kubeconfig: str | None, pod: str | None) -> None:
     """Attach the terminal to a running job's command.
 
-    The command reads input only if you submitted the job with --interactive. The program kubectl must be installed.
+    The command reads input only if you submitted the job with --interactive. It requires kubectl.
     """
     _hand_to_kubectl("attach", name, pod, namespace, kubeconfig)
 
@@ -313,7 +313,7 @@ def execute(
 ) -> None:
     """Run another command in a running job's container.
 
-    The command uses the job's share. The program kubectl must be installed.
+    The command uses the job's share. It requires kubectl.
 
     \b
     $ tranche job exec train-x7k2p -- nvidia-smi
