@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -115,6 +118,38 @@ def test_a_dry_run_names_those_that_a_smaller_quota_is_for(two_a100: TestMachine
     two_a100.tranche("policy", "apply", "-f", path)
     assert waiter.wait(60) == QuotaExceeded.exit_code
     assert len(two_a100.running()) == 1
+
+
+def test_of_two_writers_one_is_last_and_a_section_that_a_file_lacks_keeps_a_change_made_meanwhile(
+    two_a100: TestMachine, tmp_path: Path
+) -> None:
+    machine = two_a100
+    files = []
+    for number, (sharing, length) in enumerate((("mig", "short"), ("shared", "long"))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        gpus = [{"gpu": index, "sharing": sharing, "timeslice": length} for index in (0, 1)]
+        quotas = [{"user": str(4000 + each), "gpus": number + 1} for each in range(20)]
+        files.append(write_policy(folder, gpus=gpus, quotas=quotas, idle={"after": f"{number + 1}h"}))
+    only_quotas = write_policy(tmp_path, quotas=[{"user": "4711", "gpus": 7}])
+    for _ in range(3):
+        both = [machine.start("policy", "apply", "-f", file) for file in files]
+        assert [each.wait(60) for each in both] == [0, 0]
+        exported = tmp_path / "exported"
+        machine.tranche("policy", "export", "-f", str(exported))
+        told = [machine.json("policy", "apply", "-f", file, "--dry-run")["changes"] for file in files]
+        assert [] in told, exported.read_text()
+    with closing(sqlite3.connect(machine.ledger, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        late = [
+            machine.start("policy", "fair", "--user", "4712", "--weight", "5"),
+            machine.start("policy", "apply", "-f", only_quotas),
+        ]
+        time.sleep(2.0)  # both have read what there is
+        other.execute("COMMIT")
+        assert [each.wait(60) for each in late] == [0, 0]
+    weights = {each["user"]: each["weight"] for each in machine.json("policy", "list")["quotas"]}
+    assert weights == {None: 1, "4711": None, "4712": 5}
 
 
 def test_a_file_that_cannot_be_applied_as_a_whole_changes_nothing(make_machine: MakeMachine, tmp_path: Path) -> None:

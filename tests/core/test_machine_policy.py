@@ -12,7 +12,6 @@ from tests.strategies import uncuttable_gpu
 from tranche.core.errors import GpuNotFound, PolicyInvalid, UsageError
 from tranche.core.idle import IdlePolicy
 from tranche.core.machine_policy import (
-    EVERY_GPU,
     MachinePolicy,
     PolicyChange,
     differences,
@@ -20,7 +19,7 @@ from tranche.core.machine_policy import (
     policy_document,
 )
 from tranche.core.quantity import MIB
-from tranche.core.sharing import GpuPolicy, Timeslice
+from tranche.core.sharing import EVERY_GPU, GpuPolicy, Timeslice
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import NodeState
 from tranche.core.user_quota import EVERYONE, UserQuota, is_group
@@ -51,7 +50,7 @@ fence: {exempt: [ann, 0]}
 
 
 def key_of(kind: str, name: str) -> str:
-    if kind == "group":
+    if kind == "group" and name != "gone":
         return f"@{name}"
     if name.isdigit():
         return name
@@ -194,6 +193,11 @@ def test_changes_are_told_in_words() -> None:
         (file(quotas=[{"user": "ann", "group": "phd", "gpus": 2}]), "names both a user and a group"),
         (file(quotas=[{"user": "ann", "gpus": 2}, {"user": 1001, "gpus": 2}]), "quotas names user 1001 twice"),
         (file(quotas=[{"gpus": 2}, {"shares": 2}]), "quotas names all users twice"),
+        (
+            file(quotas=[{"user": "ann", "gpus": None, "shares": 3}]),
+            "the gpus of user ann is neither a number nor a text",
+        ),
+        (file(idle={"after": None}), "after of idle is neither a number nor a text"),
         (file(quotas=[{"gpuMemory": 40}]), "quota of all users: '40' is an amount of memory without a unit"),
         (file(quotas=[{"gpus": -1}]), "'-1' is not a number of GPUs"),
         (file(quotas=[{"shares": True}]), "the shares of all users is neither a number nor a text"),
@@ -224,3 +228,11 @@ def test_a_file_may_name_a_gpu_that_is_gone_only_if_the_policy_does_already() ->
     before = MachinePolicy(SharingPolicy(None, {GONE: GpuPolicy.OFF}))
     wanted = parse(file(gpus=[{"gpu": GONE, "sharing": "mig"}]), before)
     assert wanted.sharing == SharingPolicy(None, {GONE: GpuPolicy.MIG})
+
+
+def test_a_file_may_name_a_deleted_group_only_if_the_policy_does_already() -> None:
+    document = file(quotas=[{"group": "gone", "gpus": 1}])
+    with pytest.raises(PolicyInvalid, match="no user 'gone'"):
+        parse(document)
+    before = MachinePolicy(weights={EVERYONE: 1, "@gone": 2})
+    assert parse(document, before).quotas == {"@gone": UserQuota(100)}

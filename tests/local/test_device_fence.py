@@ -426,6 +426,15 @@ def test_filters_that_a_killed_command_left_go_and_a_lost_ledger_keeps_its_fence
     assert fenced.in_session(*GPUS) == [False, False]
 
 
+def test_the_first_command_after_a_deleted_ledger_is_behind_the_fence(fenced: FencedMachine) -> None:
+    fenced.fence("--on", "--exempt", str(OTHER))
+    for file in fenced.shared.machine.state_dir.glob("ledger.db*"):
+        file.unlink()
+    assert sorted(fenced.in_share(*GPUS, request=["--gpus", "1"])) == [False, True]
+    assert (fenced.fence()["on"], fenced.fence()["exemptUids"]) == (True, [0])
+    assert fenced.in_session(*GPUS) == [False, False]
+
+
 def test_a_fence_that_the_kernel_refuses_leaves_everything_as_it_was(fenced: FencedMachine) -> None:
     with exclusive_filter(fenced.sessions, uid=0):
         refused = fenced.shared.machine.tranche("policy", "fence", "--on", code=FenceUnavailable.exit_code)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kubernetes.mig_manager.mig_world import a100s
-from tranche.core.errors import KubeconfigInvalid, LayoutInvalid, PluginConfigInvalid
+from tranche.core.errors import KubeconfigInvalid, LayoutInvalid, PluginConfigInvalid, PolicyInvalid
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.device_plugin.config_source import StartSettings
 from tranche.kubernetes.mig_manager.layout_source import read_layouts
@@ -65,7 +65,7 @@ def test_anchors_aliases_and_merges_of_a_usual_size_mean_what_they_say() -> None
         ("- a\n" * (NODE_LIMIT + 1), "more than 50000 values"),
         ("a: &a [*a]", "an alias of itself"),
         ("&a {<<: *a}", "an alias of itself"),
-        ("x: " + "1:" * 300_000 + "1", "a number has 600001 digits"),
+        ("x: " + "1" * 600_001, "a number has 600001 digits"),
         ("x: 0x" + "f" * 101, "a number has 103 digits"),
         ("x: 1." + "0" * 101, "a number has 103 digits"),
         ("a" * (LIMIT + 1), "longer than 1048576"),
@@ -92,6 +92,22 @@ def test_dates_are_text_and_the_last_of_two_keys_counts() -> None:
         "2026-01-01": 1, "a": "2026-01-01 10:00:00", "b": 2,
     }  # fmt: skip
     assert load_yaml("") is None
+
+
+def test_times_octal_numbers_and_underscores_are_text() -> None:
+    assert load_yaml("[7, -3, 0, 1.5, 24:00, 010, 0x7, 1_0, 12:30.5]") == [
+        7, -3, 0, 1.5, "24:00", "010", 7, "1_0", "12:30.5",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["{b: 1, b: 2}", '{"b": 1, "b": 2}', "a: [{b: 1, c: 1, b: 1}]", '\t{"a": 1, "a": 2}'])
+def test_a_key_that_is_there_twice_is_refused_where_that_matters(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "twice"
+    path.write_text(text)
+    with pytest.raises(PolicyInvalid, match=r"twice|cannot start any token"):
+        read_document(str(path), PolicyInvalid, unique_keys=True)
+    path.write_text('{"a": {"b": 1}, "c": {"b": 1}}')
+    assert read_document(str(path), PolicyInvalid, unique_keys=True) == {"a": {"b": 1}, "c": {"b": 1}}
 
 
 def test_a_device_without_end_is_too_long() -> None:

@@ -28,7 +28,7 @@ from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request, parse_request
 from tranche.core.reservation import GIVEN_UP_SECONDS, Reservation
 from tranche.core.user_quota import EVERYONE, UserQuota
-from tranche.planning.decide.allocate import Granted, Waiting
+from tranche.planning.decide.allocate import Granted, Waiting, decide
 from tranche.planning.decide.foresee import without
 from tranche.planning.decide.obstacle import Reason
 from tranche.planning.decide.queue import WaitingRequest, may_start, outlooks, startable
@@ -38,6 +38,7 @@ from tranche.planning.decide.reservations import closing, first_used, over
 from tranche.planning.decide.time_limits import free_at
 from tranche.planning.explain.explanation import explain
 from tranche.planning.explain.remedies import RemedyKind
+from tranche.planning.steps.plan import apply
 
 ANN, BOB, CY = 1001, 1002, 1003
 STUDENTS = "@students"
@@ -180,6 +181,11 @@ def test_the_gpus_that_are_free_first_are_chosen_then_the_emptiest() -> None:
     assert [gpu.index for gpu in choose(view, 2, NOW + 600, ENDS)] == [2, 3], "its command ends first"
     uuids = {view.node.gpus[0].uuid}
     assert [gpu.index for gpu in choose(view, 1, BEGINS, ENDS, uuids)] == [0]
+    decision = decide(machine(2), parse_request(mig_profile="1g.5gb"))
+    assert isinstance(decision, Granted)
+    of_another_tool = replace(apply(decision.plan, machine(2)), owned=frozenset())
+    (used,) = (gpu.index for gpu in of_another_tool.node if gpu.instances)
+    assert [gpu.index for gpu in choose(of_another_tool, 1, BEGINS, ENDS)] == [1 - used]
     other = reserved(view, 1, 2, 3)
     for begins, ends in ((BEGINS - 1, BEGINS + 1), (BEGINS, ENDS), (ENDS - 1, ENDS + 1)):
         assert [gpu.index for gpu in choose(other, 1, begins, ends)] == [0]

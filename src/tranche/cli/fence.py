@@ -80,7 +80,7 @@ def fence_document(report: FenceReport) -> dict[str, Any]:
     return {
         "on": report.exempt is not None,
         "exemptUids": sorted(report.exempt or ()),
-        "sessions": [{"group": each.path, "opensGpus": each.rule != report.wanted} for each in report.sessions],
+        "sessions": [{"group": each.path, "opensGpus": not each.rule} for each in report.sessions],
         "appliesFromElsewhere": report.others,
         "sharesBefore": [each.id for each in report.unfenced],
         "programsInSessions": [_use(each) for each in report.inside],
@@ -104,7 +104,7 @@ def _print(report: FenceReport) -> None:
         show("The fence is off.")
     else:
         show(f"The fence is on{f', and exempts {exempt}' if exempt else ''}.")
-    open_ = [each.path for each in report.sessions if each.rule != report.wanted]
+    open_ = [each.path for each in report.sessions if not each.rule]
     if not report.sessions:
         show(
             "No control groups of login sessions: systemd does not run here, so programs outside shares open all GPUs."
@@ -113,6 +113,8 @@ def _print(report: FenceReport) -> None:
         show("Sessions open no GPU.")
     else:
         show(f"Programs in {', '.join(open_)} open all GPUs.")
+    if changing := [each.path for each in report.sessions if each.rule and each.rule != report.wanted]:
+        show(f"The exemptions in {', '.join(changing)} change within seconds.")
     if report.others:
         show(
             "The fence of another state folder also applies to these groups. Take it down there, or restart the machine."

@@ -24,7 +24,7 @@ from tranche.core.state import NodeState
 from tranche.core.user_quota import EVERYONE, GROUP, UserQuota, is_fair, is_group, parse_quota, quota_of
 from tranche.documents.describe import ranges
 from tranche.local.queue import Queue
-from tranche.node.policy_change import change_policy, change_quotas, make_fair, user_name_of
+from tranche.node.policy_change import change_policy, change_quotas, make_fair, set_timeslices, user_name_of
 from tranche.node.store import records
 from tranche.node.store.register import user_name
 
@@ -339,7 +339,7 @@ def _set_timeslice(settings: Settings, gpus: tuple[str, ...], length: Timeslice 
                 f"{cut.label} is in MIG mode, in which the driver supports no time slices",
                 hint="time slices are for shares of a whole GPU: turn MIG mode off first",
             )
-        host.timeslices.want([gpu.uuid for gpu in named], length)
+        set_timeslices(host, [gpu.uuid for gpu in named], length)
     if length is not None:
         say(f"{', '.join(gpu.label for gpu in named) or 'all GPUs without their own policy'}: timeslice={length}")
 

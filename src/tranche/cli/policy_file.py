@@ -40,28 +40,32 @@ def apply(settings: Settings, /, file: str, dry_run: bool, output: str) -> None:
     and fence. `tranche policy export` writes the current policy in this format.
 
     The command lists the changes, the users and groups that hold more than their new quotas, and the waiting requests
-    that can no longer start. Running commands continue.
+    that can no longer start. Running commands continue. The fence changes first, and all the rest in one step.
 
     \b
     $ tranche policy apply -f policy.yaml --dry-run
     $ tranche policy apply -f policy.yaml
     """
-    document = read_document(file, PolicyInvalid)
+    document = read_document(file, PolicyInvalid, unique_keys=True)
     with open_host(settings, reading=dry_run) as host:
-        view, before = look_at(host), present_policy(host)
+        view = look_at(host)
+        with host.ledger.read() as db:
+            before = present_policy(db)
         with told_of(file):
             wanted = parse_policy(document, view.node, before, quota_key)
         after = wanted.over(before)
-        labels = {gpu.uuid: gpu.label for gpu in view.node}
-        changes = [*differences(before, after, lambda uuid: labels.get(uuid, f"GPU {uuid}"), user_name_of)]
         if after.fence is not False and after.fence != before.fence:
             refuse_without_service(host)
         beyond, refused = _consequences(host, view, after)
         if not dry_run:
             if after.fence != before.fence:  # first: if the kernel refuses it, nothing has changed
                 _change_fence(host, after.fence)
-            apply_policy(host, wanted, view.node)
+            fences = before.fence, after.fence
+            found = zip(apply_policy(host, wanted, view.node), fences, strict=True)
+            before, after = (each._replace(fence=fence) for each, fence in found)
             Queue(host).ring_all()
+    labels = {gpu.uuid: gpu.label for gpu in view.node}
+    changes = [*differences(before, after, lambda uuid: labels.get(uuid, f"GPU {uuid}"), user_name_of)]
     if output == "json":
         print_json(
             "PolicyChange",
@@ -90,8 +94,8 @@ def export(settings: Settings, /, file: str) -> None:
     \b
     $ tranche policy export -f policy.yaml
     """
-    with open_host(settings, reading=True) as host:
-        policy = present_policy(host)
+    with open_host(settings, reading=True) as host, host.ledger.read() as db:
+        policy = present_policy(db)
     write_text(file, yaml_text(policy_document(policy, user_name_of)))
 
 

@@ -8,15 +8,13 @@ from typing import Any, Literal, NamedTuple
 from tranche.core.errors import PolicyInvalid, UsageError
 from tranche.core.idle import IdlePolicy
 from tranche.core.quantity import format_duration, memory_option, parse_duration
-from tranche.core.sharing import GpuPolicy, Timeslice
+from tranche.core.sharing import EVERY_GPU, GpuPolicy, Timeslice
 from tranche.core.sharing_policy import SharingPolicy, gpu_named
 from tranche.core.state import NodeState
 from tranche.core.user_quota import EVERYONE, GROUP, UserQuota, is_fair, is_group, parse_quota
 
 FORMAT_VERSION = "tranche.dev/v1"
 KIND = "Policy"
-EVERY_GPU = ""
-"""Stands for all GPUs without a time slice of their own."""
 _SHORTEST_IDLE = 600
 _GPU_FIELDS = ("sharing", "timeslice", "gpus")
 _LIMITS = ("gpus", "gpuMemory", "shares", "time", "gpuHours")
@@ -53,7 +51,7 @@ class MachinePolicy(NamedTuple):
 
 
 def parse_policy(document: object, node: NodeState, before: MachinePolicy, key_of: KeyOf) -> MachinePolicy:
-    """The policy in a decoded YAML or JSON file, for the GPUs of that node and those that `before` names.
+    """The policy in a decoded YAML or JSON file, for the GPUs of that node, and the GPUs and groups that `before` names.
 
     Raises PolicyInvalid, or GpuNotFound for an unknown GPU.
     """
@@ -61,13 +59,23 @@ def parse_policy(document: object, node: NodeState, before: MachinePolicy, key_o
         raise PolicyInvalid(f"this is not a {FORMAT_VERSION} {KIND}", hint="see: tranche policy apply --help")
     _refuse_unknown(document, ("apiVersion", "kind", *_GPU_FIELDS, "quotas", "fair", "idle", "fence"), "the policy")
     sharing, timeslices = _gpu_section(document, node, before)
+    known = before.user_quotas
+
+    def key(kind: str, name: str) -> str:
+        if kind == "group" and f"{GROUP}{name}" in known:
+            return f"{GROUP}{name}"  # it may have been deleted
+        try:
+            return key_of(kind, name)
+        except UsageError as error:
+            raise PolicyInvalid(error.message, hint=error.hint) from error
+
     return MachinePolicy(
         sharing,
         timeslices,
-        _quotas(document["quotas"], key_of) if "quotas" in document else None,
-        _weights(document["fair"], key_of) if "fair" in document else None,
+        _quotas(document["quotas"], key) if "quotas" in document else None,
+        _weights(document["fair"], key) if "fair" in document else None,
         _idle(document["idle"]) if "idle" in document else None,
-        _fence(document["fence"], key_of) if "fence" in document else None,
+        _fence(document["fence"], key) if "fence" in document else None,
     )
 
 
@@ -117,14 +125,12 @@ def _quotas(value: object, key_of: KeyOf) -> Mapping[str, UserQuota]:
     for entry in _list(value, "quotas"):
         given = _fields(entry, ("user", "group", *_LIMITS), "an entry in quotas")
         key, who = _key(given, key_of, "quotas")
-        limits = [
-            None if given.get(field) is None else _text(given[field], f"the {field} of {who}") for field in _LIMITS
-        ]
+        limits = [_text(given[field], f"the {field} of {who}") if field in given else None for field in _LIMITS]
         if limits == [None] * len(_LIMITS):
             raise PolicyInvalid(f"the quota of {who} has no limit; the limits are {', '.join(_LIMITS)}")
         if key in found:
             raise PolicyInvalid(f"quotas names {who} twice")
-        if is_group(key) and given.get("time") is not None:
+        if is_group(key) and "time" in given:
             raise PolicyInvalid(f"the quota of {who} cannot limit time, which applies to each command of a user")
         try:
             found[key] = parse_quota(*limits)
@@ -153,13 +159,12 @@ def _weights(value: object, key_of: KeyOf) -> Mapping[str, int]:
 
 def _idle(value: object) -> IdlePolicy:
     given = _fields(value, ("after", "end"), "idle")
-    after, ends = given.get("after"), given.get("end", False)
+    ends = given.get("end", False)
     if not isinstance(ends, bool):
         raise PolicyInvalid("the end of idle is neither true nor false")
     try:
-        return IdlePolicy(
-            IdlePolicy().after if after is None else idle_seconds(_text(after, "the after of idle")), ends
-        )
+        after = idle_seconds(_text(given["after"], "the after of idle")) if "after" in given else IdlePolicy().after
+        return IdlePolicy(after, ends)
     except UsageError as error:
         raise PolicyInvalid(f"the after of idle: {error.message}", hint=error.hint) from error
 
@@ -179,7 +184,7 @@ def _fence(value: object, key_of: KeyOf) -> frozenset[int] | Literal[False]:
         return frozenset()
     given = _fields(value, ("exempt",), "fence")
     users = [_text(each, "a user in the exempt of fence") for each in _list(given.get("exempt", []), "exempt")]
-    return frozenset(int(_looked_up(key_of, "user", each)) for each in users) - {0}
+    return frozenset(int(key_of("user", each)) for each in users) - {0}
 
 
 def _key(given: Mapping[str, Any], key_of: KeyOf, of: str) -> tuple[str, str]:
@@ -190,14 +195,7 @@ def _key(given: Mapping[str, Any], key_of: KeyOf, of: str) -> tuple[str, str]:
     if len(kinds) == 2:
         raise PolicyInvalid(f"an entry in {of} names both a user and a group")
     name = _text(given[kinds[0]], f"the {kinds[0]} of an entry in {of}")
-    return _looked_up(key_of, kinds[0], name), f"{kinds[0]} {name}"
-
-
-def _looked_up(key_of: KeyOf, kind: str, name: str) -> str:
-    try:
-        return key_of(kind, name)
-    except UsageError as error:
-        raise PolicyInvalid(error.message, hint=error.hint) from error
+    return key_of(kinds[0], name), f"{kinds[0]} {name}"
 
 
 def _fields(value: object, names: Sequence[str], what: str) -> Mapping[str, Any]:
@@ -300,8 +298,9 @@ def _all_decisions(
         yield PolicyChange(label_of(uuid) if uuid else others, *words)
     queue = ("fair" if is_fair(each.user_quotas) else "in order of arrival" for each in (before, after))
     yield PolicyChange("the queue", *queue)
-    for key in sorted({*before.user_quotas, *after.user_quotas}):
-        quotas = (each.user_quotas.get(key, UserQuota()) for each in (before, after))
+    both = before.user_quotas, after.user_quotas
+    for key in sorted({*both[0], *both[1]}):
+        quotas = (each.get(key, UserQuota()) for each in both)
         shown = (each._replace(weight=None) if key == EVERYONE else each for each in quotas)
         words = ("no quota" if each == UserQuota() else str(each) for each in shown)
         yield PolicyChange(name_of(key) if key else "all users, except root", *words)

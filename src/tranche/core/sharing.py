@@ -99,6 +99,10 @@ def parse_timeslice(text: str) -> Timeslice:
     return Timeslice(word)
 
 
+EVERY_GPU = ""
+"""Stands for all GPUs without a time slice of their own."""
+
+
 class MemoryIsolation(StrEnum):
     """OWN: no neighbour can take any of it. DRIVER: the driver refuses more than the grant.
 

@@ -16,6 +16,14 @@ from typing import Final, NamedTuple
 from tranche.core.errors import HardwareError
 
 _SELF: Final = Path("/proc/self")
+LOGINS: Final = "user.slice"
+_SESSIONS: Final = (
+    LOGINS,
+    "system.slice/cron.service",
+    "system.slice/crond.service",
+    "system.slice/atd.service",
+)
+"""Where systemd starts what users log in to or schedule. Cron daemons and at may be absent."""
 _PROCESSES: Final = "cgroup.procs"
 _MARK: Final = "trusted.tranche.register"
 _VERSION_2: Final = frozenset(("",))
@@ -65,6 +73,11 @@ def machine_group(proc: Path = _SELF) -> Path | None:
         return next((e.folder for e in _mounts(proc) if seen and e.root == "/" and e.options == _VERSION_2), None)
     except OSError:
         return None
+
+
+def session_groups(top: Path) -> list[str]:
+    """The control groups of users' sessions that exist below the top."""
+    return [each for each in _SESSIONS if (top / each).is_dir()]
 
 
 def make_group(folder: Path) -> None:

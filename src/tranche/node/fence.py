@@ -18,7 +18,7 @@ from tranche.core.allocation import HELD, Allocation
 from tranche.core.errors import FenceUnavailable
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.state import GpuProcess, GpuState, NodeState
-from tranche.hardware.control_groups import remove_group
+from tranche.hardware.control_groups import LOGINS, remove_group, session_groups
 from tranche.hardware.device_filter import FenceFilter, attach_filter, attached_filters, detach_filters, others_filters
 from tranche.hardware.nodes import device_files
 from tranche.hardware.process_stat import process_environment, process_groups
@@ -31,14 +31,6 @@ from tranche.node.processes.processes import MARK, process_at
 from tranche.node.state.session import StateFolder
 from tranche.node.store import chronicle, records, register
 
-_LOGINS: Final = "user.slice"
-_SESSIONS: Final = (
-    _LOGINS,
-    "system.slice/cron.service",
-    "system.slice/crond.service",
-    "system.slice/atd.service",
-)
-"""Where systemd starts what users log in to or schedule. Cron daemons and at may be absent."""
 _SYSTEMD: Final = Path("/run/systemd/system")
 _ROOT: Final = 0
 
@@ -100,9 +92,9 @@ def fence_now(
 ) -> FenceReport:
     """The fence as it is now, for those users and shares. Asks no driver. Needs root, or raises FenceUnavailable."""
     top, owner, fenced = top_group(), groups.owner, groups.fenced()
-    found = [each for each in _SESSIONS if (top / each).is_dir()]
-    if _SYSTEMD.is_dir() and _LOGINS not in found:
-        found.append(_LOGINS)  # before the first login, systemd has not made it yet
+    found = session_groups(top)
+    if _SYSTEMD.is_dir() and LOGINS not in found:
+        found.append(LOGINS)  # before the first login, systemd has not made it yet
     rule = _session_rule(exempt or frozenset(), allocations, environment)
     return FenceReport(
         exempt,

@@ -21,6 +21,7 @@ from tranche.core.allocation import (
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import NOT_KNOWN_YET
 from tranche.core.state import DeviceVisibility, NodeState
+from tranche.hardware.control_groups import machine_group, session_groups
 from tranche.node.execution.host_context import HostContext
 from tranche.node.limits.overdrawn import with_overdrawn
 from tranche.node.limits.share_groups import LimitTrialRunner
@@ -134,7 +135,19 @@ class MachineReader:
             ids = {each.id for each in known}
             adopt(db, [each for each in found if each.id not in ids], memory, now)
             if whole:
+                self._restore_fence(db)
                 register.chore_done(db, ADOPT_SHARES)
+
+    def _restore_fence(self, db: sqlite3.Connection) -> None:
+        """Note the fence of a lost ledger. It exempts root alone, for nobody knows whom the administrator exempted."""
+        top = machine_group()
+        if top is None or not session_groups(top) or chronicle.knows_fence(db):
+            return
+        from tranche.node.limits.fence import sessions_fenced  # slow to import; most machines have no sessions of users
+
+        if sessions_fenced(self._machine.share_groups.owner):
+            records.set_fence(db, frozenset())
+            chronicle.fence_changed(db, self._machine.clock(), records.fence(db))
 
     def _still_held(
         self, db: sqlite3.Connection, known: Sequence[Allocation], found: Sequence[Allocation]

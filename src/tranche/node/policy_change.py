@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tranche.core.allocation import Cordon, NodeView
 from tranche.core.errors import UsageError
 from tranche.core.machine_policy import MachinePolicy
 from tranche.core.reservation import Reservation
+from tranche.core.sharing import EVERY_GPU, Timeslice
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import GpuState, NodeState
 from tranche.core.user_quota import EVERYONE, UserQuota, is_fair
@@ -43,39 +44,46 @@ def _set_sharing(db: sqlite3.Connection, after: SharingPolicy, node: NodeState, 
             chronicle.policy_changed(db, now, uuid, labels.get(uuid, f"GPU {uuid}"), after.gpus.get(uuid))
 
 
-def present_policy(host: Host) -> MachinePolicy:
+def set_timeslices(host: Host, gpu_uuids: Sequence[str], length: Timeslice | None) -> None:
+    """Set the wanted time slice of those GPUs, or of all without one of their own; None removes it."""
+    with host.ledger.write() as db:
+        named = gpu_uuids or (EVERY_GPU,)
+        others = {uuid: each for uuid, each in records.timeslices(db).items() if uuid not in named}
+        records.set_timeslices(db, others if length is None else {**others, **dict.fromkeys(named, length)})
+
+
+def present_policy(db: sqlite3.Connection) -> MachinePolicy:
     """All that the administrator has decided."""
-    with host.ledger.read() as db:
-        quotas, exempt = records.user_quotas(db), records.fence(db)
-        sharing, idle = records.sharing_policy(db), records.idle_policy(db)
+    quotas, exempt = records.user_quotas(db), records.fence(db)
     limits = {key: each._replace(weight=None) for key, each in quotas.items()}
     return MachinePolicy(
-        sharing,
-        host.timeslices.all_wanted(),
+        records.sharing_policy(db),
+        records.timeslices(db),
         {key: each for key, each in limits.items() if each != UserQuota()},
         {key: each.weight for key, each in quotas.items() if each.weight is not None},
-        idle,
+        records.idle_policy(db),
         False if exempt is None else exempt - {0},
     )
 
 
-def apply_policy(host: Host, wanted: MachinePolicy, node: NodeState) -> None:
-    """Replace those sections of the policy that `wanted` has, but for the fence, which `tranche.node.fence` changes."""
-    before = present_policy(host)
-    after, now = wanted.over(before), host.clock()
+def apply_policy(host: Host, wanted: MachinePolicy, node: NodeState) -> tuple[MachinePolicy, MachinePolicy]:
+    """Replace those sections of the policy that `wanted` has, in one transaction; returns the policy before and after.
+
+    Only `tranche.node.fence` changes the fence.
+    """
     with host.ledger.write() as db:
+        before, now = present_policy(db), host.clock()
+        after = wanted._replace(fence=None).over(before)
         if wanted.sharing is not None:
             _set_sharing(db, wanted.sharing, node, now)
-        if wanted.quotas is not None or wanted.weights is not None:
-            quotas = records.user_quotas(db)
-            for key in sorted({*quotas, *after.user_quotas}):
-                new = after.user_quotas.get(key, UserQuota())
-                _set(db, key, user_name_of(key), quotas.get(key, UserQuota()), new, now)
+        quotas, new = records.user_quotas(db), after.user_quotas
+        for key in sorted({*quotas, *new}):
+            _set(db, key, user_name_of(key), quotas.get(key, UserQuota()), new.get(key, UserQuota()), now)
         if wanted.idle is not None:
             records.set_idle_policy(db, wanted.idle)
-    if wanted.timeslices is not None and wanted.timeslices != before.timeslices:
-        for name in {*(before.timeslices or {}), *wanted.timeslices}:
-            host.timeslices.want([name] if name else (), wanted.timeslices.get(name))
+        if wanted.timeslices is not None:
+            records.set_timeslices(db, wanted.timeslices)
+    return before, after
 
 
 def change_quotas(

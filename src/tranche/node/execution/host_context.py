@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tranche.core.sharing import Timeslice
 from tranche.core.state import GpuState
 from tranche.hardware.driver import Driver
 from tranche.node.execution.timeslices import TimesliceStore
@@ -16,6 +17,7 @@ from tranche.node.limits.share_groups import ShareGroupManager
 from tranche.node.locks.interrupts import interruptible
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.state.session import StateFolder, boot_clock
+from tranche.node.store import records
 from tranche.node.store.ledger import Ledger, open_to_read
 
 CDI_FOLDER = Path("/run/cdi")
@@ -51,9 +53,13 @@ class HostContext:
         self.places = StateFolder(self.state_dir)
         self.ledger = open_to_read(self.places) if self.reading else Ledger(self.places.ledger)
         self.daemons = MpsDaemonManager(self.places, self.environment)
-        self.timeslices = TimesliceStore(self.places)
+        self.timeslices = TimesliceStore(self.places, self._wanted_timeslices)
         self.share_groups = ShareGroupManager(self.places)
         self.sleep = interruptible()(self.sleep)
+
+    def _wanted_timeslices(self) -> Mapping[str, Timeslice]:
+        with self.ledger.read() as db:
+            return records.timeslices(db)
 
     def spec_file(self, allocation_id: str) -> Path:
         """The CDI file of a command's share. A node's agent names the files of claims differently, and removes all others of that

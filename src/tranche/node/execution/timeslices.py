@@ -1,4 +1,4 @@
-"""The lengths of time slices: what the administrator wants, what Tranche has set, and the previous values.
+"""The lengths of time slices that Tranche has set, and the previous values.
 
 A record is written before the driver is told, so after a kill the next process knows what to restore. The driver forgets a length
 when it is unloaded, so a record counts for one boot of the machine.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,24 +16,22 @@ from typing import Final, NamedTuple
 
 from tranche.core.allocation import Allocation, FractionalShare
 from tranche.core.errors import HardwareError, TrancheError, VerificationFailed
-from tranche.core.sharing import Timeslice
+from tranche.core.sharing import EVERY_GPU, Timeslice
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.driver import Driver
 from tranche.node.state.session import StateFolder, boot_id
 from tranche.node.state.state_file import cannot_write, read_state_file, replace_state_file
 
-_EVERY: Final = "every-gpu"
 _SUFFIX: Final = ".json"
 _PAUSE_SECONDS: Final = 60.0
 
 
 class _TimesliceRecord(NamedTuple):
-    """A GPU's lengths, each a length's word or "": `wanted`, `set` by Tranche, and the one `before`.
+    """A GPU's lengths, each a length's word or "": the one `set` by Tranche, and the one `before`.
 
     `boot` is the boot of the machine when it was set. `tried` is when restoring it failed, in seconds since the epoch.
     """
 
-    wanted: str = ""
     set: str = ""
     before: str = ""
     boot: str = ""
@@ -43,41 +41,33 @@ class _TimesliceRecord(NamedTuple):
 class TimesliceStore:
     """The records of one machine, each a file named after its GPU."""
 
-    def __init__(self, places: StateFolder) -> None:
+    def __init__(self, places: StateFolder, wanted: Callable[[], Mapping[str, Timeslice]] = dict) -> None:
         self._folder = places.timeslices
+        self._wanted = wanted
 
     def on_node(self, node: NodeState) -> NodeState:
-        """The node with its recorded time slices."""
-        if not os.path.isdir(self._folder):
+        """The node with its time slices: those set, and those that the administrator wants."""
+        wanted = self._wanted()
+        if not wanted and not os.path.isdir(self._folder):
             return node
-        return replace(node, gpus=tuple(self.on_gpu(gpu) for gpu in node.gpus))
+        return replace(node, gpus=tuple(self._on_gpu(gpu, wanted) for gpu in node.gpus))
 
     def on_gpu(self, gpu: GpuState) -> GpuState:
-        """The GPU with its recorded time slices."""
-        if not os.path.isdir(self._folder):
-            return gpu
-        record, wanted = self._read(gpu.uuid), self.wanted(gpu.uuid)
+        """The GPU with its time slices."""
+        return self._on_gpu(gpu, self._wanted())
+
+    def _on_gpu(self, gpu: GpuState, lengths: Mapping[str, Timeslice]) -> GpuState:
+        record, wanted = self._read(gpu.uuid), lengths.get(gpu.uuid, lengths.get(EVERY_GPU))
         now = Timeslice(record.set) if record.set and record.boot == boot_id() else None
         return gpu if now is wanted is None else replace(gpu, timeslice=now, timeslice_wanted=wanted)
 
-    def wanted(self, gpu_uuid: str) -> Timeslice | None:
-        """The length that the administrator wants for that GPU; None when there is none."""
-        word = self._read(gpu_uuid).wanted or self._read(_EVERY).wanted
-        return Timeslice(word) if word else None
-
-    def all_wanted(self) -> Mapping[str, Timeslice]:
-        """The lengths that the administrator wants, by GPU; "" stands for all GPUs without one of their own."""
-        found = {name: self._read(name).wanted for name in self._names()}
-        return {"" if name == _EVERY else name: Timeslice(word) for name, word in found.items() if word}
-
-    def want(self, gpu_uuids: Iterable[str], length: Timeslice | None) -> None:
-        """Note the wanted length for those GPUs, or without GPUs, for all that have none of their own; None removes it."""
-        for name in tuple(gpu_uuids) or (_EVERY,):
-            self._write(name, self._read(name)._replace(wanted=length or ""))
-
     def left(self, allocations: Iterable[Allocation], now: float) -> tuple[str, ...]:
         """The GPUs with a length set by Tranche and no share in turns, except those where restoring failed lately."""
-        records = {name: self._read(name) for name in self._names()}
+        try:
+            names = [name.removesuffix(_SUFFIX) for name in os.listdir(self._folder) if name.endswith(_SUFFIX)]
+        except OSError:
+            return ()
+        records = {name: self._read(name) for name in names}
         late = {name for name, each in records.items() if each.set and not 0.0 <= now - each.tried < _PAUSE_SECONDS}
         turns = {
             grant.gpu_uuid
@@ -113,24 +103,18 @@ class TimesliceStore:
 
     def forget(self, gpu_uuid: str) -> None:
         """Forget the length set on that GPU."""
-        self._write(gpu_uuid, _TimesliceRecord(self._read(gpu_uuid).wanted))
+        self._write(gpu_uuid, _TimesliceRecord())
 
     def note_failure(self, gpu_uuid: str, now: float) -> None:
         """Note that restoring the length failed, to retry it after a while."""
         with suppress(TrancheError):
             self._write(gpu_uuid, self._read(gpu_uuid)._replace(tried=now))
 
-    def _names(self) -> list[str]:
-        try:
-            return sorted(name.removesuffix(_SUFFIX) for name in os.listdir(self._folder) if name.endswith(_SUFFIX))
-        except OSError:
-            return []
-
     def _read(self, name: str) -> _TimesliceRecord:
         """The record; an empty one when it is missing or unreadable."""
         try:
             record = _TimesliceRecord(**json.loads(read_state_file(self._path(name))))
-            words = [word for word in (record.wanted, record.set, record.before) if word]
+            words = [word for word in (record.set, record.before) if word]
             return record if all(word in list(Timeslice) for word in words) else _TimesliceRecord()
         except (OSError, TrancheError, ValueError, TypeError):
             return _TimesliceRecord()

@@ -2,7 +2,7 @@
 
 They may be endless devices or silent pipes. And a few hundred bytes of YAML can expand to gigabytes, when every level repeats the
 anchor of the level before: a document is measured with every alias expanded before anything is constructed. YAML is 1.1, as in
-PyYAML's safe loader, without dates.
+PyYAML's safe loader, without dates; 24:00, 010 and 1_0 are texts, not numbers.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import select
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,8 +115,11 @@ class YamlError(ValueError):
     """The text is not YAML or exceeds a limit; the message says where and why, on one line."""
 
 
-def load_yaml(text: str) -> Any:
-    """The text's single document; the last of duplicate keys counts. Raises YamlError when there is none."""
+def load_yaml(text: str, *, unique_keys: bool = False) -> Any:
+    """The text's single document. Raises YamlError when there is none.
+
+    The last of duplicate keys counts, unless `unique_keys` refuses them.
+    """
     if len(text) > LIMIT:
         raise YamlError(f"it is longer than {LIMIT} characters")
     try:
@@ -123,6 +128,8 @@ def load_yaml(text: str) -> Any:
         if root is None:
             return None
         _measure(root, {}, 0)
+        if unique_keys:
+            _refuse_duplicates(root)
         return loader.construct_document(root)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise YamlError(" ".join(str(error).split())) from error
@@ -131,11 +138,20 @@ def load_yaml(text: str) -> Any:
         raise YamlError("a value does not match its type tag") from error
 
 
+_NUMBERS = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(?:0|[1-9][0-9]*|0x[0-9a-fA-F]+)$"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+][0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
+    ),
+}
+"""What is a number. PyYAML also reads 24:00 as 1440, 010 as 8 and 1_0 as 10."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Reads a layout name such as 2026-01-01 as text, and only numbers short enough to print."""
+    """Reads a layout name such as 2026-01-01 and a time such as 24:00 as text, and only numbers short enough to print."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        first: [(tag, _NUMBERS.get(tag, pattern)) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -190,6 +206,22 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None], depth: i
     return count, levels + 1
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")  # as YAML, the text is refused with the key's name
+    return found
+
+
+def _refuse_duplicates(node: yaml.Node) -> None:
+    if isinstance(node, yaml.MappingNode):
+        names = [each.value for each, _ in node.value if isinstance(each, yaml.ScalarNode)]
+        if twice := sorted(name for name, count in Counter(names).items() if count > 1):
+            raise YamlError(f"the key {twice[0]} is there twice")
+    for child in _children(node):
+        _refuse_duplicates(child)
+
+
 def _children(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         return [each for pair in node.value for each in pair]
@@ -215,9 +247,9 @@ def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.SequenceNo
 _Dumper.add_representer(list, _represent_list)
 
 
-def read_document(path: str, error: type[TrancheError]) -> object:
-    """The file's decoded YAML or JSON document; the last of duplicate keys counts. Raises `error` when it is unreadable."""
-    return parse_document(read_text(path, error), _name(path), error)
+def read_document(path: str, error: type[TrancheError], *, unique_keys: bool = False) -> object:
+    """The file's decoded YAML or JSON document, as `load_yaml` reads it. Raises `error` when it is unreadable."""
+    return parse_document(read_text(path, error), _name(path), error, unique_keys=unique_keys)
 
 
 @contextmanager
@@ -231,15 +263,15 @@ def told_of(path: str) -> Iterator[None]:
         raise type(error)(f"{_name(path)}: {error.message}", hint=error.hint) from error
 
 
-def parse_document(text: str, source: str, error: type[TrancheError]) -> object:
+def parse_document(text: str, source: str, error: type[TrancheError], *, unique_keys: bool = False) -> object:
     """The decoded document of a text already read; `source` names it in messages."""
     if len(text) <= LIMIT and text.lstrip().startswith("{"):
         try:
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=_unique if unique_keys else None)
         except (ValueError, RecursionError):
             pass  # a YAML flow mapping looks the same from outside
     try:
-        return load_yaml(text)
+        return load_yaml(text, unique_keys=unique_keys)
     except YamlError as reason:
         raise error(f"{source} is neither YAML nor JSON: {reason}") from reason
 

@@ -9,8 +9,8 @@ from typing import Final
 from tranche.core.allocation import Allocation, Grant, device_uuid
 from tranche.core.errors import FenceUnavailable, VerificationFailed
 from tranche.core.state import GpuState
-from tranche.hardware.control_groups import machine_group
-from tranche.hardware.device_filter import FenceFilter
+from tranche.hardware.control_groups import machine_group, session_groups
+from tranche.hardware.device_filter import FenceFilter, attached_filters
 from tranche.hardware.nodes import DeviceTable, device_files
 
 FENCED_SHARES: Final = "tranche-shares"
@@ -36,6 +36,15 @@ def top_group() -> Path:
             hint="run the command on the machine itself, outside any container",
         )
     return found
+
+
+def sessions_fenced(owner: str) -> bool:
+    """Whether users' sessions have filters of that register's fence, as far as this process can see it."""
+    try:
+        top = top_group()
+        return any(attached_filters(top / each, owner) for each in session_groups(top))
+    except FenceUnavailable:
+        return False
 
 
 def share_rule(grants: Iterable[Grant], gpus: Mapping[str, GpuState], numbers: DeviceTable) -> FenceFilter:

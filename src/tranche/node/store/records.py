@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from tranche.core.idle import LONGEST_GAP_SECONDS, IdlePeriod, IdlePolicy
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request
 from tranche.core.reservation import Reservation
-from tranche.core.sharing import GpuPolicy
+from tranche.core.sharing import GpuPolicy, Timeslice
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import InstanceKey
 from tranche.core.usage import DayUsage
@@ -114,6 +114,17 @@ def set_sharing_policy(db: sqlite3.Connection, policy: SharingPolicy) -> None:
     db.execute("DELETE FROM gpu_uses")
     words = dict(policy.gpus) if policy.every is None else {_EVERY_GPU: policy.every, **policy.gpus}
     db.executemany("INSERT INTO gpu_uses VALUES (?, ?)", words.items())
+
+
+def timeslices(db: sqlite3.Connection) -> dict[str, Timeslice]:
+    """The lengths of time slices that the administrator wants, by GPU, or EVERY_GPU."""
+    return {uuid: Timeslice(length) for uuid, length in db.execute("SELECT * FROM timeslices ORDER BY gpu_uuid")}
+
+
+def set_timeslices(db: sqlite3.Connection, lengths: Mapping[str, Timeslice]) -> None:
+    """Rewrite them."""
+    db.execute("DELETE FROM timeslices")
+    db.executemany("INSERT INTO timeslices VALUES (?, ?)", lengths.items())
 
 
 def user_quotas(db: sqlite3.Connection) -> dict[str, UserQuota]:

@@ -105,6 +105,7 @@ CREATE TABLE events (
 CREATE TABLE gpu_uses (
     gpu_uuid TEXT PRIMARY KEY, use TEXT NOT NULL CHECK (use IN ('auto', 'mig', 'shared', 'off'))
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE timeslices (gpu_uuid TEXT PRIMARY KEY, length TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE user_quotas (
     uid TEXT PRIMARY KEY, gpu_percent INTEGER, memory INTEGER, shares INTEGER, time_limit INTEGER, gpu_hours INTEGER,
     weight INTEGER

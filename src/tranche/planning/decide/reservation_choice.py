@@ -55,7 +55,8 @@ def _rank(view: NodeView, gpu: GpuState, begins: float) -> tuple[float, bool, bo
     free = max((free_by(each) for each in held), default=begins)
     used = sum(grant_size(grant, gpu).gpu_millionths for grant in view.grants_on(gpu.uuid)) if not gpu.lost else 0
     shared = any(gpu.uuid in each.gpu_uuids and not over(view, each) for each in view.reservations)
-    return max(free, begins), shared, bool([*strangers(view, (gpu.uuid,))]), used, gpu.index
+    foreign = any(gpu.key(each) not in view.owned for each in gpu.instances)
+    return max(free, begins), shared, foreign or bool([*strangers(view, (gpu.uuid,))]), used, gpu.index
 
 
 def in_the_way(view: NodeView, new: Reservation) -> Iterator[tuple[Allocation, float]]:
