@@ -114,7 +114,13 @@ def test_a_dry_run_names_those_that_a_smaller_quota_is_for(two_a100: TestMachine
     assert document["applied"] is False
     assert document["beyondQuota"] == ["root may hold at most 0.5 GPUs at once, already holds 1"]
     assert [(each["uid"], each["reason"]) for each in document["refused"]] == [(0, "QuotaExceeded")]
+    several = write_policy(tmp_path, quotas=[{"user": "root", "gpus": 0.5, "shares": 0}])
+    assert two_a100.json("policy", "apply", "-f", several, "--dry-run")["beyondQuota"] == [
+        "root may hold at most 0.5 GPUs at once, already holds 1",
+        "root may hold at most 0 shares at once, already holds 1",
+    ]
     assert waiter.poll() is None
+    write_policy(tmp_path, quotas=[{"user": "root", "gpus": 0.5}])
     two_a100.tranche("policy", "apply", "-f", path)
     assert waiter.wait(60) == QuotaExceeded.exit_code
     assert len(two_a100.running()) == 1

@@ -5,7 +5,7 @@ A share counts as what the ledger recorded when it was granted (`size_of`), so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -83,9 +83,12 @@ class _Limit(NamedTuple):
         holds = f", already holds {now}" if self.held.shares else ""
         return f"{self.who} may hold at most {most} at once{holds}, and this request needs {more}"
 
-    def beyond_now(self) -> str:
-        """What of the quota they exceed already, in words; "" for nothing."""
-        return self.beyond(ShareSize(0, 0), 0).partition(", and this request needs")[0]
+    def beyond_now(self) -> Iterator[str]:
+        """What of the quota they exceed already, in words, each limit by itself."""
+        for field, value in self.quota._asdict().items():
+            alone = self._replace(quota=UserQuota(**{field: value}))
+            if words := alone.beyond(ShareSize(0, 0), 0).partition(", and this request needs")[0]:
+                yield words
 
 
 def _limits(view: NodeView, user: str = "the user") -> tuple[_Limit, ...]:
@@ -107,10 +110,10 @@ def _limits(view: NodeView, user: str = "the user") -> tuple[_Limit, ...]:
 
 
 def holders_beyond(view: NodeView, name_of: Callable[[str], str]) -> tuple[str, ...]:
-    """Who holds more than their quota, each in words; `name_of` names a user by uid."""
+    """Who holds more than which limit of their quota, in words; `name_of` names a user by uid."""
     uids = sorted({each.keeper.uid for each in view.allocations if isinstance(each.keeper, ProcessKeeper)})
     limits = (limit for uid in uids for limit in _limits(replace(view, asker=uid), name_of(str(uid))))
-    return tuple(dict.fromkeys(filter(None, (each.beyond_now() for each in limits))))
+    return tuple(dict.fromkeys(words for limit in limits for words in limit.beyond_now()))
 
 
 def limits_alike(view: NodeView) -> Hashable:
