@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable
-from tranche.kubernetes.api.informer import Backoff, Informer, ObjectList, WatchEvent, WatchEventType, after
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.informer import Backoff, ObjectList, ObjectSource, WatchEvent, WatchEventType, after
+from tranche.kubernetes.api.kubeconfig import ApiServer
 
 
 def test_events_add_change_and_remove() -> None:
@@ -66,15 +68,14 @@ STEPS = st.lists(
 )
 
 
-@dataclass
-class ScriptedSource:
-    """A source whose world and troubles follow a script, one step at each of the informer's moves."""
+@dataclass(frozen=True)
+class ScriptedSource(ObjectSource[str]):
+    """A source whose world and troubles follow a script, one step at each of its moves."""
 
-    script: list[Put | Trouble]
+    script: list[Put | Trouble] = field(default_factory=list)
     world: dict[str, str] = field(default_factory=dict)
     history: list[WatchEvent[str]] = field(default_factory=list)
-    oldest: int = 0
-    label: str = "things"
+    expired: list[int] = field(default_factory=list)
 
     async def list(self) -> ObjectList[str]:
         self._suffer(self._advance())
@@ -82,7 +83,7 @@ class ScriptedSource:
 
     async def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[str], None]:
         seen = int(resource_version)
-        if seen < self.oldest:
+        if seen < max(self.expired, default=0):
             yield WatchEvent(WatchEventType.EXPIRED)
             return
         yield WatchEvent(WatchEventType.OPENED)
@@ -94,7 +95,7 @@ class ScriptedSource:
             if trouble == "end":
                 return
             if trouble == "expire":
-                self.oldest = len(self.history)
+                self.expired.append(len(self.history))
                 return
             if trouble == "break":
                 raise KubernetesUnavailable("broken")
@@ -109,14 +110,15 @@ class ScriptedSource:
         if isinstance(step, Trouble):
             return step.kind
         happening = WatchEventType.MODIFIED if step.key in self.world else WatchEventType.ADDED
+        content = f"{step.key}: {step.content}"
         if step.content:
-            self.world[step.key] = step.content
+            self.world[step.key] = content
         elif self.world.pop(step.key, None) is None:
             return ""
         else:
             happening = WatchEventType.DELETED
         version = str(len(self.history) + 1)
-        self.history.append(WatchEvent(happening, version, step.key, step.content or None))
+        self.history.append(WatchEvent(happening, version, step.key, content if step.content else None))
         return ""
 
     def _suffer(self, trouble: str) -> None:
@@ -128,22 +130,27 @@ class ScriptedSource:
 
 @given(STEPS)
 def test_whatever_happens_the_last_snapshot_is_the_world(script: list[Put | Trouble]) -> None:
-    source = ScriptedSource(list(script))
     pauses: list[float] = []
+    troubles: list[str] = []
 
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
 
-    async def follow() -> list[Mapping[str, str]]:
-        shown: list[Mapping[str, str]] = []
+    connection = ApiConnection(ApiServer("http://no-server"), random=lambda: 0.0, sleep=pause)
+    source = ScriptedSource(connection, "things", "/things", {}, str, script=list(script))
+
+    async def follow() -> list[tuple[str, ...]]:
+        shown: list[tuple[str, ...]] = []
         try:
-            async for items in Informer(source, Backoff(lambda: 0.0), sleep=pause).snapshots():
-                shown.append(dict(items))
+            async for items in source.snapshots(troubles.append):
+                shown.append(tuple(sorted(items)))
         except asyncio.CancelledError:
             pass
         return shown
 
     shown = asyncio.run(follow())
-    assert shown[-1] == source.world
+    assert shown[-1] == tuple(sorted(source.world.values()))
     assert all(one != other for one, other in pairwise(shown)), "only changes are shown"
+    assert troubles[-1] == "", "the last listing succeeded"
+    assert set(troubles) <= {"", "no", "busy"}
     assert all(0 < seconds <= 30 for seconds in pauses), "never without a pause, never longer than half a minute"

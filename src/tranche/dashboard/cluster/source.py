@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
-from tranche.core.errors import ClaimsUnavailable, TrancheError
+from tranche.core.errors import ClaimsUnavailable
 from tranche.dashboard.cluster.kube_event import COMPONENTS, KubeEvent, decode_kube_event
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, HeardNode, SeenNode, apart, has_gpus, heard, seen_node
 from tranche.dashboard.cluster.waiting_page import PendingPod, decode_pending_pod
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.informer import Backoff, Informer, ObjectList, ObjectSource, WatchEvent
+from tranche.kubernetes.api.informer import ObjectSource
 from tranche.kubernetes.api.leases import Lease, decode_lease
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.component import Readiness
@@ -130,7 +129,7 @@ class ClusterSource:
         try:
             async with asyncio.TaskGroup() as group:
                 for each in self._all():
-                    group.create_task(each.follow(Backoff(random.random), self._changed))
+                    group.create_task(each.follow(self._changed))
                 group.create_task(self._keep())
         except ExceptionGroup as errors:
             self._fail(errors.exceptions[0])
@@ -174,8 +173,8 @@ class ClusterSource:
 
     async def _look(self) -> None:
         now, trouble = time.time(), self._trouble()
-        leases, nodes = self._leases.items or {}, self._nodes.items or {}
-        by_node = {told_node(each): each for each in leases.values()}
+        leases, nodes = self._leases.items or (), self._nodes.items or ()
+        by_node = {told_node(each): each for each in leases}
         fresh = [each for name, each in by_node.items() if self._read.get(name) is not each]
         if fresh:
             made = await asyncio.to_thread(
@@ -185,62 +184,43 @@ class ClusterSource:
             self._read.update((told_node(each), each) for each in fresh)
         for name in [name for name in self._read if name not in by_node]:
             del self._read[name], self._heard[name]
-        objects = {each.name: each for each in nodes.values()}
+        objects = {each.name: each for each in nodes}
         names = {*self._heard, *(name for name, each in objects.items() if has_gpus(each))}
         before = self._seen
         # While nothing is heard, a node must not look as if its agent were silent: this server hears nothing.
         at = before.snapshot.taken if trouble else now
         seen = [seen_node(name, self._heard.get(name), objects.get(name), at) for name in sorted(names)]
         gone = [name for name in before.snapshot.nodes if name not in names]
-        written = {each.uid: each for followed in self._events for each in (followed.items or {}).values()}
+        written = {each.uid: each for followed in self._events for each in followed.items or ()}
         events = (each.believed(now) for each in written.values())
         self._seen = ClusterObservation(
             before.snapshot.after(seen, at, gone=gone),
             {name: each.told for name, each in self._heard.items() if each.told is not None},
             objects,
-            tuple(each for each in (self._pods.items or {}).values() if each.asks),
+            tuple(each for each in self._pods.items or () if each.asks),
             tuple(each for each in events if each is not None),
             trouble,
         )
 
 
 class _Followed(Generic[Item]):
-    """A collection as last heard, and why nothing is heard of it now. `heard`: since `run` last began."""
+    """A collection as last heard. `trouble` says why it could not be listed last; `heard`: since `run` last began."""
 
     def __init__(self, source: ObjectSource[Item]) -> None:
         self._source = source
-        self.items: Mapping[str, Item] | None = None
+        self.items: tuple[Item, ...] | None = None
         self.heard = False
         self.trouble = ""
 
-    @property
-    def label(self) -> str:
-        """What is followed, for logs."""
-        return self._source.label
-
-    async def list(self) -> ObjectList[Item]:
-        """Everything now; remembers a failure until the next success."""
-        try:
-            found = await self._source.list()
-        except TrancheError as error:
-            self.trouble = error.message
-            raise
-        self.trouble = ""
-        return found
-
-    async def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[Item], None]:
-        """What happens."""
-        async with aclosing(self._source.watch(resource_version)) as events:
-            async for event in events:
-                yield event
-
-    async def follow(self, backoff: Backoff, changed: asyncio.Event) -> None:
+    async def follow(self, changed: asyncio.Event) -> None:
         """Keep up until cancelled."""
-        informer = Informer[Item](self, backoff)
-        async with aclosing(informer.snapshots()) as snapshots:
+        async with aclosing(self._source.snapshots(self._note)) as snapshots:
             async for items in snapshots:
                 self.items, self.heard = items, True
                 changed.set()
+
+    def _note(self, why: str) -> None:
+        self.trouble = why
 
 
 class FleetReader:

@@ -1,20 +1,19 @@
 """Follows a collection of API objects: lists once, then watches, and recovers from any failure.
 
-An `ObjectSource` is the objects of one kind that a selector picks. The core is pure: `ObjectList` and `after` say how an event
-changes what is known. `Informer` adds the network and the waiting. It lists everything again whenever a watch ends, because
-versions mean nothing after the API server's database was restored to an earlier one: the server then accepts a watch from a
-version that it has not reached yet, and stays silent. `Backoff` paces the failures.
+The core is pure: `ObjectList` and `after` say how an event changes what is known. An `ObjectSource`, the objects of one kind that
+a selector picks, adds the network and the waiting. It lists everything again whenever a watch ends, because versions mean nothing
+after the API server's database was restored to an earlier one: the server then accepts a watch from a version that it has not
+reached yet, and stays silent. `Backoff` paces the failures.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.connection import SILENT_SECONDS, ApiConnection
@@ -95,72 +94,6 @@ class Backoff:
         self._next = self._first
 
 
-class _Source(Protocol[Item]):
-    """A collection to follow, such as an `ObjectSource`. Both methods raise KubernetesUnavailable and its siblings."""
-
-    @property
-    def label(self) -> str:
-        """The collection's name in logs."""
-        ...
-
-    async def list(self) -> ObjectList[Item]:
-        """Everything now."""
-        ...
-
-    def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[Item], None]:
-        """The events after that version, until the API server ends the watch."""
-        ...
-
-
-class Informer(Generic[Item]):
-    """Follows one source."""
-
-    def __init__(
-        self, source: _Source[Item], backoff: Backoff, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    ) -> None:
-        self._source = source
-        self._backoff = backoff
-        self._sleep = sleep
-        self._failing = ""
-
-    async def snapshots(self) -> AsyncGenerator[Mapping[str, Item], None]:
-        """Everything as soon as it is known, then after each change; endless."""
-        shown: Mapping[str, Item] | None = None
-        while True:
-            try:
-                known = await self._source.list()
-                if known.items != shown:
-                    shown = known.items
-                    yield shown
-                async with aclosing(self._source.watch(known.resource_version)) as events:
-                    async for event in events:
-                        self._follows()
-                        news = after(known, event)
-                        if news is None:
-                            break
-                        known = news
-                        if known.items is not shown and known.items != shown:
-                            shown = known.items
-                            yield shown
-            except TrancheError as error:
-                self._failed(error)
-            # Pause even after a watch that ended normally: an API server may end each watch at once.
-            await self._sleep(self._backoff.pause())
-
-    def _follows(self) -> None:
-        if self._failing:
-            _log.info("watching again", extra={"object": self._source.label})
-        self._failing = ""
-        self._backoff.reset()
-
-    def _failed(self, error: TrancheError) -> None:
-        if str(error) != self._failing:
-            _log.warning(
-                "cannot watch", extra={"object": self._source.label, "reason": error.reason, "error": str(error)}
-            )
-        self._failing = str(error)
-
-
 _WATCH_SECONDS = 300
 _QUIET_SECONDS = int(SILENT_SECONDS * 0.8)
 
@@ -179,12 +112,48 @@ class ObjectSource(Generic[Item]):
     decode: Callable[[Json], Item]
     bookmarked: bool = True
 
-    async def snapshots(self) -> AsyncGenerator[tuple[Item, ...], None]:
-        """All objects now, then after each change; endless, and recovers by itself."""
-        informer = Informer(self, Backoff(self.connection.random), sleep=self.connection.sleep)
-        async with aclosing(informer.snapshots()) as snapshots:
-            async for found in snapshots:
-                yield tuple(found.values())
+    async def snapshots(self, note: Callable[[str], None] = lambda why: None) -> AsyncGenerator[tuple[Item, ...], None]:
+        """All objects as soon as they are known, then after each change; endless, and recovers by itself.
+
+        Calls `note` after each listing with the reason why it failed, "" if it succeeded.
+        """
+        backoff, failing = Backoff(self.connection.random), ""
+        shown: Mapping[str, Item] | None = None
+        while True:
+            try:
+                known = await self._listed(note)
+                if known.items != shown:
+                    shown = known.items
+                    yield tuple(shown.values())
+                async with aclosing(self.watch(known.resource_version)) as events:
+                    async for event in events:
+                        if failing:
+                            _log.info("watching again", extra={"object": self.label})
+                        failing = ""
+                        backoff.reset()
+                        news = after(known, event)
+                        if news is None:
+                            break
+                        known = news
+                        if known.items is not shown and known.items != shown:
+                            shown = known.items
+                            yield tuple(shown.values())
+            except TrancheError as error:
+                if str(error) != failing:
+                    said = {"object": self.label, "reason": error.reason, "error": str(error)}
+                    _log.warning("cannot watch", extra=said)
+                failing = str(error)
+            # Pause even after a watch that ended normally: an API server may end each watch at once.
+            await self.connection.sleep(backoff.pause())
+
+    async def _listed(self, note: Callable[[str], None]) -> ObjectList[Item]:
+        try:
+            found = await self.list()
+        except TrancheError as error:
+            note(error.message)
+            raise
+        note("")
+        return found
 
     async def versions(self) -> AsyncGenerator[Item | None, None]:
         """As `snapshots`, for a single object; None while there is none."""
