@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend, backend_by_version
 from tranche.kubernetes.component import Component, Readiness
-from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.latest_value import LatestValue, within
 
 _PERIOD_SECONDS = 600.0
 """Each agent asks: with 5,000 nodes, there are 17 requests a second."""
@@ -107,9 +106,7 @@ class BackendComponent:
                 _log.info("cleaning up after another tier", extra={"part": self.name})
                 await self._during(self._owed.settle(), self._settled(self._owed))
             else:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._look_seconds):
-                        await self._until(True)
+                await within(self._look_seconds, self._until(True))
 
     async def _during(self, work: Coroutine[None, None, None], end: Coroutine[None, None, None]) -> None:
         """Run the work until the end comes. Raises what the work fails with."""
@@ -137,7 +134,5 @@ class BackendComponent:
         """
         found = [True, True]
         while any(found[-2:]) and self._backend.value not in self._backends:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._look_seconds):
-                    await self._until(True)
+            await within(self._look_seconds, self._until(True))
             found.append(await owed.left())

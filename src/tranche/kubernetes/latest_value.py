@@ -1,9 +1,10 @@
-"""A value that changes while others use it: the latest one, and a way to hear of the next."""
+"""Waiting on one event loop: for the next of a value that changes while others use it, and for something, but not for ever."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
@@ -63,3 +64,10 @@ class LatestValue(Generic[Value]):
         """Make that call as soon as there is a value, and after each change."""
         async for _ in self.changes():
             call()
+
+
+async def within(seconds: float | None, awaited: Awaitable[object]) -> None:
+    """Await this for at most so many seconds; for None, until it ends."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await awaited

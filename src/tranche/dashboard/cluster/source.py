@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
@@ -27,6 +27,7 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode, decode_fleet_node
 from tranche.kubernetes.fleet.reading import backend_in_force, read_fleet
+from tranche.kubernetes.latest_value import within
 from tranche.kubernetes.telling.told_view import TOLD_LABEL, VIEW, ViewReport, told_node
 
 _PACE_SECONDS = 0.25
@@ -146,9 +147,7 @@ class ClusterSource:
 
     async def _keep(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_SECONDS):
-                    await self._changed.wait()
+            await within(_TICK_SECONDS, self._changed.wait())
             self._changed.clear()
             if self._synced() and (not self._fault or self._settled()):
                 try:

@@ -10,11 +10,11 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from tranche.hardware.host_facts import has_nvidia_gpu
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.latest_value import within
 from tranche.kubernetes.serving.http_server import HealthServer
 
 LOOK_SECONDS = 60.0
@@ -45,9 +45,7 @@ async def _idle(host: str, port: int, has_gpu: Callable[[], bool], period: float
     _log.info("no GPU: the agent serves nothing", extra={"health_port": health.port, "look_again_seconds": period})
     try:
         while not stopped.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(period):
-                    await stopped.wait()
+            await within(period, stopped.wait())
             if not stopped.is_set() and has_gpu():
                 _log.info("a GPU appeared")
                 return True

@@ -23,6 +23,7 @@ from tranche.hardware.gpu_events import GpuEvent, GpuEventKind
 from tranche.hardware.nvml_errors import NVML_ERRORS
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.latest_value import within
 from tranche.kubernetes.mig_manager.state import REASON_LABEL, STATE_LABEL, asking, wanted_layout
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
@@ -57,9 +58,7 @@ class BackgroundReader(Generic[Seen]):
                 target=self._look, args=(look, asyncio.get_running_loop()), name=self._name, daemon=True
             )
             self._thread.start()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await self._looking.wait()
+        await within(patience, self._looking.wait())
         return self._last
 
     def join(self) -> None:

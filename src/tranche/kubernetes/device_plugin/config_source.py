@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from tranche.kubernetes.device_plugin.config import (
     with_strategy,
 )
 from tranche.kubernetes.device_plugin.settings import CONFIG_LABEL, DEFAULT_FALLBACKS, FallbackStrategy, selected_key
-from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.latest_value import LatestValue, within
 from tranche.kubernetes.node.health import xid_policy
 from tranche.kubernetes.node.replicas import ReplicaPolicy
 from tranche.kubernetes.node.resources import MigStrategy
@@ -148,9 +147,7 @@ class ConfigSource:
 
     async def run(self) -> None:
         """Follow node and ConfigMap until cancelled."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST_NODE_SECONDS):
-                await self._node.first()
+        await within(_FIRST_NODE_SECONDS, self._node.first())
         async with asyncio.TaskGroup() as group:
             if self._start.config_map:
                 group.create_task(self._follow_config_map())

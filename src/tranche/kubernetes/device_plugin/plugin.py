@@ -54,6 +54,7 @@ from tranche.kubernetes.device_plugin.offers import (
     preferred,
     why_still_cut,
 )
+from tranche.kubernetes.latest_value import within
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
 from tranche.kubernetes.node.health import recall_lost
 from tranche.kubernetes.node.inventory import Snapshot
@@ -182,9 +183,7 @@ class DevicePlugin:
             self._say(found, endpoints)
             self._pursue()
             self._failure = ""
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_SECONDS):
-                    await self._wake.wait()
+            await within(_TICK_SECONDS, self._wake.wait())
 
     def _pursue(self) -> None:
         """Look again soon while pods have what the kubelet takes for free: offer it as soon as it is free."""

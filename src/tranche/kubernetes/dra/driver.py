@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from tranche.core.allocation import Slice, WholeGpu, overlap
@@ -25,7 +24,7 @@ from tranche.kubernetes.dra.claim_reconciler import ClaimReconciler
 from tranche.kubernetes.dra.plugin_server import DeviceHealth, PluginServer
 from tranche.kubernetes.dra.preparer import PATIENCE_SECONDS, ClaimPreparer
 from tranche.kubernetes.dra.registration import PluginSocketFiles, RegistrationServer
-from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.latest_value import LatestValue, within
 from tranche.kubernetes.node.health import faulty
 from tranche.kubernetes.node.services import NodeContext
 
@@ -144,9 +143,7 @@ class ClaimDriver:
                 await self._inventory.latest.first()
                 group.create_task(self._preparer.backlog.run())
                 # Before serving pods: what a crash has left may belong to a claim until proven otherwise.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_FIRST_CARE_SECONDS):
-                        await self._look_after()
+                await within(_FIRST_CARE_SECONDS, self._look_after())
                 self._preparer.open()
                 self._serves = True
                 group.create_task(self._keep_fresh())
@@ -173,18 +170,14 @@ class ClaimDriver:
         """Refresh the GPUs' state after claims, but not amid a backlog: the work after a look delays waiting claims."""
         while True:
             await self._changed.wait()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LONGEST_BACKLOG_SECONDS):
-                    await calm(self._changed, lambda: self._preparer.busy)
+            await within(_LONGEST_BACKLOG_SECONDS, calm(self._changed, lambda: self._preparer.busy))
             self._changed.clear()
             self._inventory.poke()
 
     async def _keep_caring(self) -> None:
         """Look after claims now and then, and at once when a claim met another's holding, as that claim may be over."""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._care_seconds):
-                    await self._refused.wait()
+            await within(self._care_seconds, self._refused.wait())
             refused = self._refused.is_set()
             self._refused.clear()
             await self._look_after(thorough=refused)

@@ -30,7 +30,7 @@ from tranche.kubernetes.api.objects import (
     PodRef,
 )
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.latest_value import LatestValue, within
 from tranche.kubernetes.mig_manager.decision import (
     LayoutTask,
     NodeDecision,
@@ -205,9 +205,7 @@ class MigManager:
             (self.layouts, _FIRST_LAYOUTS_SECONDS),
             (self._services.inventory.latest, _FIRST_LOOK_SECONDS),
         ):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(patience):
-                    await source.first()
+            await within(patience, source.first())
         services = self._services
         sources: list[LatestValue[Any]] = [services.node, services.inventory.latest, services.state_problem]
         sources += [] if self._rollout is None else [self._rollout.turn]
@@ -430,9 +428,9 @@ class MigManager:
 
     async def _withdraw(self, me: str) -> None:
         """Withdraw the claim, so that the next manager need not wait. Failures are ignored, because the claim expires anyway."""
-        with suppress(TrancheError, TimeoutError):
-            async with asyncio.timeout(_WITHDRAWAL_SECONDS):
-                await self._services.api.patch_node_metadata(self._services.node_name, annotations=withdrawal(me))
+        api, node_name = self._services.api, self._services.node_name
+        with suppress(TrancheError):
+            await within(_WITHDRAWAL_SECONDS, api.patch_node_metadata(node_name, annotations=withdrawal(me)))
 
 
 class _CutWork:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -26,6 +25,7 @@ from tranche.core.errors import (
     TrancheError,
     WaitTimeout,
 )
+from tranche.kubernetes.latest_value import within
 from tranche.node.claims import ClaimRegister, ClaimRequest, ReservedClaim
 
 
@@ -218,9 +218,7 @@ class ClaimRetryQueue:
                     if guest.given_up or left <= 0:
                         raise
                     guest.waits = True
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(min(pause, left)):
-                            await guest.news.wait()
+                    await within(min(pause, left), guest.news.wait())
                     if guest.given_up:
                         raise
                     guest.waits = False

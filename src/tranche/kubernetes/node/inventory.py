@@ -13,13 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.latest_value import LatestValue, within
 
 DEFAULT_PERIOD = 10.0
 
@@ -112,11 +111,7 @@ class Inventory:
                 if str(error) != logged:
                     _log.warning("cannot refresh the inventory", extra={"reason": error.reason, "error": str(error)})
                 logged = str(error)
-            try:
-                async with asyncio.timeout(self._period):
-                    await self._wanted.wait()
-            except TimeoutError:
-                pass
+            await within(self._period, self._wanted.wait())
 
     async def refresh(self) -> Snapshot:
         """Read hardware and register now, and publish.
@@ -176,9 +171,7 @@ class Inventory:
 
     async def marks_known(self, patience: float) -> None:
         """Return once the first marks are known, but after that many seconds at the latest."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await self._marks_are_known.wait()
+        await within(patience, self._marks_are_known.wait())
 
 
 _PERIOD_SECONDS = 1.0

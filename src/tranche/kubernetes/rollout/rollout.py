@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.leases import Lease
-from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.latest_value import LatestValue, within
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.leadership import RENEW_SECONDS, LeaderLease, LeaderReport
 from tranche.kubernetes.rollout.ticket import (
@@ -318,9 +318,7 @@ class Rollout:
             self._news.publish(LeaderReport(found.waiting, held_up_text(found.held_up_by), busy_text(found.busy)))
             if not found.waiting and not found.granted:
                 return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(RENEW_SECONDS):
-                    await changed.wait()
+            await within(RENEW_SECONDS, changed.wait())
 
 
 def _read_all(leases: Sequence[Lease], granted: Mapping[str, Lease]) -> list[RolloutTicket]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from tranche.core.errors import TrancheError
-from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.latest_value import LatestValue, within
 
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 30.0
@@ -86,6 +85,4 @@ class Reconciler:
                 continue
             self.trouble, pause = "", FIRST_RETRY_SECONDS
             await self._sleep(rest)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if again is None else max(0.0, again - rest)):
-                    await self._wake.wait()
+            await within(None if again is None else max(0.0, again - rest), self._wake.wait())

@@ -32,6 +32,7 @@ from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.endpoints import ResourceServerManager
 from tranche.kubernetes.gated.leases import CHOICES, ChosenShare, choices_from_lease
+from tranche.kubernetes.latest_value import within
 from tranche.kubernetes.node.claim_queue import LAST_WORD_SECONDS, ClaimQueue, ClaimRetryQueue
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.node.share_edits import ShareFiles, adopt_share, spec_now
@@ -369,9 +370,8 @@ class ShareDriver:
         try:
             async with asyncio.TaskGroup() as group:
                 # Adopt before serving any pod: what a lost register left behind belongs to other pods.
-                with suppress(TimeoutError, TrancheError):
-                    async with asyncio.timeout(_FIRST_CARE_SECONDS):
-                        await self._care.adopt()
+                with suppress(TrancheError):
+                    await within(_FIRST_CARE_SECONDS, self._care.adopt())
                 group.create_task(self._handover.backlog.run())
                 group.create_task(self._keep_serving(self._endpoints))
                 group.create_task(self._keep_fresh())
@@ -429,6 +429,4 @@ class ShareDriver:
             except TrancheError as error:
                 _log.warning("cannot check the shares", extra={"reason": error.reason, "error": str(error)})
             await asyncio.sleep(_FRESH_SECONDS)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CARE_SECONDS):
-                    await self._over.wait()
+            await within(_CARE_SECONDS, self._over.wait())

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from tranche.core.errors import TrancheError
@@ -37,6 +36,7 @@ from tranche.kubernetes.gated.scheduler.placer import (
     ungating,
     waiting_text,
 )
+from tranche.kubernetes.latest_value import within
 from tranche.kubernetes.rollout.leadership import LeaderLease
 
 _JSON_PATCH = "application/json-patch+json"
@@ -359,9 +359,7 @@ class PlacingLeader:
             if not self._leadership.sure:
                 return
             pause = _AGAIN_SECONDS if (await self._look()).unfinished else _LOOK_SECONDS
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._watch.changed.wait()
+            await within(pause, self._watch.changed.wait())
             self._watch.changed.set()
 
     async def _look(self) -> PlacingResult:
