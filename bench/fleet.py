@@ -268,7 +268,7 @@ class FleetAgent:
                 for part in (self._watch, self._pods, self._inventory, self.manager, self._labeler):
                     group.create_task(part.run())
         finally:
-            await self._connection.close()
+            await self._connection.aclose()
 
     async def _look(self) -> NodeView:
         return self.machine.view

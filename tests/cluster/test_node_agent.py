@@ -71,7 +71,7 @@ def test_an_agent_may_change_its_own_node_only(cluster: Cluster, p4d: Node, g4dn
                 answers.append("done")
             except KubernetesForbidden as error:
                 answers.append(error.message)
-        await connection.close()
+        await connection.aclose()
         return answers
 
     own = asyncio.run(changes(p4d.name))

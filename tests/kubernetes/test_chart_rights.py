@@ -440,7 +440,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
         calls |= of_leases
         for call in [*calls.values(), calls["create_node_event"]]:
             await patiently(call())
-        await connection.close()
+        await connection.aclose()
         return {_right(seen) for seen in server.requests}
 
 
@@ -502,7 +502,7 @@ async def _used_for_claims() -> set[tuple[str, str, str]]:
         for call in calls.values():
             await patiently(call())
         assert await patiently(ClaimReader(connection).read(ClaimRef("any", "c", "u"))) is None
-        await connection.close()
+        await connection.aclose()
         return {_right(seen) for seen in server.requests}
 
 

@@ -158,7 +158,7 @@ async def agents(**how: Any) -> AsyncIterator[Agent]:
             yield agent
         finally:
             await agent.end()
-            await connection.close()
+            await connection.aclose()
 
 
 def keeping(act: Callable[[Agent], Coroutine[Any, Any, None]], **how: Any) -> None:

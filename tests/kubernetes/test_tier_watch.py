@@ -23,7 +23,7 @@ def on_server(act: Callable[[FakeApiServer, ApiConnection], Coroutine[Any, Any, 
             try:
                 await patiently(act(server, connection))
             finally:
-                await connection.close()
+                await connection.aclose()
 
     asyncio.run(run())
 

@@ -7,6 +7,7 @@ import os
 import pwd
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -100,11 +101,8 @@ def asked_of_cluster(
     server = caller_api_server(kubeconfig, os.environ, Path.home())
 
     async def asked() -> Result:
-        connection = ApiConnection(server)
-        try:
+        async with aclosing(ApiConnection(server)) as connection:
             return await ask(connection, server.namespace)
-        finally:
-            await connection.close()
 
     return asyncio.run(asked())
 

@@ -333,7 +333,7 @@ def beside(act: Callable[[Beside], Coroutine[Any, Any, None]]) -> None:
             try:
                 await patiently(act(Beside(server, connection)))
             finally:
-                await connection.close()
+                await connection.aclose()
 
     asyncio.run(run())
 
@@ -397,7 +397,7 @@ def test_every_name_is_one_word_of_the_audit_log(user: str) -> None:
         try:
             await connection.ask("look", "GET", "/api/v1/nodes/n1")
         finally:
-            await connection.close()
+            await connection.aclose()
         said = it.server.requests[-1].headers["user-agent"]
         assert said.startswith("tranche-dashboard (for ")
         assert said.isascii()

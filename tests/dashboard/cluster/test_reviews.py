@@ -41,7 +41,7 @@ def asking(act: Callable[[Asking], Coroutine[Any, Any, None]]) -> None:
             try:
                 await patiently(act(Asking(server, connection)))
             finally:
-                await connection.close()
+                await connection.aclose()
 
     asyncio.run(run())
 

@@ -97,7 +97,7 @@ def test_the_last_look_sees_what_the_daemon_sets_pods_are_started_with() -> None
             assert found is not None
             assert found.words == ASKING
             assert (found.has_option("--boot-program"), found.has_option("--boot")) == (True, False)
-            await connection.close()
+            await connection.aclose()
 
     asyncio.run(run())
 

@@ -264,7 +264,7 @@ def test_an_agent_knows_an_uninstallation_by_its_daemon_set() -> None:
                 assert not await deleted()
             await server.stop()
             assert not await deleted()
-            await connection.close()
+            await connection.aclose()
             await server.start()
 
     asyncio.run(run())

@@ -57,7 +57,7 @@ async def connected(server: FakeApiServer, now: Callable[[], datetime] | None = 
     try:
         yield KubeClient(connection)
     finally:
-        await connection.close()
+        await connection.aclose()
 
 
 def served(test: Callable[[FakeApiServer, KubeClient], Coroutine[Any, Any, None]]) -> None:
@@ -323,7 +323,7 @@ def test_a_watch_without_bookmarks_is_to_end_before_its_silence_counts_as_a_loss
             events = ObjectSource(asked, "events", "/api/v1/events", {}, lambda raw: raw, bookmarked=bookmarked)
             async with aclosing(events.watch("100")) as news:
                 await anext(news)
-        await asked.close()
+        await asked.aclose()
         with_bookmarks, without = (int(each.query["timeoutSeconds"]) for each in server.watches())
         assert without + 10 < connection.SILENT_SECONDS < with_bookmarks
 
@@ -410,7 +410,7 @@ def test_the_token_of_the_moment_is_sent() -> None:
             connection = ApiConnection(ApiServer(server.url, token=lambda: next(tokens)))
             for _ in range(2):
                 (await connection.ask("read", "GET", NODE)).accepted()
-            await connection.close()
+            await connection.aclose()
             sent = [seen.headers["authorization"] for seen in server.requests]
             assert sent == ["Bearer one", "Bearer two"]
 

@@ -168,7 +168,7 @@ async def _used() -> set[tuple[str, str]]:
         for task in telling:
             task.cancel()
         await asyncio.gather(*telling, return_exceptions=True)
-        await connection.close()
+        await connection.aclose()
         return {_right(seen) for seen in server.requests}
 
 

@@ -37,7 +37,7 @@ def test_a_backlog_of_claims_is_read_over_a_few_connections() -> None:
             reader = ClaimReader(connection)
             refs = [ClaimRef("team", f"c{number}", f"u{number}") for number in range(60)]
             found = await asyncio.gather(*map(reader.read, refs))
-            await connection.close()
+            await connection.aclose()
             assert [each and each.ref.uid for each in found] == [f"u{number}" for number in range(56)] + [None] * 4
             assert connection.most == 20
 

@@ -121,7 +121,7 @@ async def publishing(
         for task in tasks:
             with suppress(asyncio.CancelledError, TrancheError):  # of a GPU that is lost the driver has no events
                 await task
-        await connection.close()
+        await connection.aclose()
         assert not ended, "the publisher ended by itself"
 
 

@@ -38,7 +38,7 @@ def read(prepare: Callable[[FakeApiServer], None]) -> Fleet:
             try:
                 return await read_fleet(connection, "team-a")
             finally:
-                await connection.close()
+                await connection.aclose()
 
     return asyncio.run(ask())
 

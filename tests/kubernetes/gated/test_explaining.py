@@ -240,6 +240,6 @@ def test_what_others_were_promised_counts_as_given_and_who_may_not_read_has_the_
                 assert found.message == "no node can give it"
                 assert "may not read leases of GPU nodes" in found.notes[0]
             finally:
-                await connection.close()
+                await connection.aclose()
 
     asyncio.run(act())

@@ -48,6 +48,6 @@ def test_pods_at_the_gate_are_told_once_that_nobody_chooses_for_them() -> None:
             await until(lambda: [uid for uid, _, _ in said] == ["u1", "u3"])
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            await connection.close()
+            await connection.aclose()
 
     asyncio.run(patiently(run()))

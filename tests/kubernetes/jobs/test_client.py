@@ -36,7 +36,7 @@ def on_server(act: Callable[[FakeApiServer, JobClient], Awaitable[Result]]) -> R
             try:
                 return await act(server, JobClient(connection))
             finally:
-                await connection.close()
+                await connection.aclose()
 
     return asyncio.run(acted())
 

@@ -244,7 +244,7 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 for task in background:
                     task.cancel()
                 await asyncio.gather(*background, return_exceptions=True)
-                await connection.close()
+                await connection.aclose()
 
 
 def on_node(

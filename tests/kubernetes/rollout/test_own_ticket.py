@@ -71,7 +71,7 @@ async def unlucky() -> AsyncIterator[tuple[FakeApiServer, UnluckyClient, OwnTick
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await connection.close()
+            await connection.aclose()
 
 
 def test_a_ticket_whose_making_was_not_answered_is_found_and_taken_away() -> None:

@@ -100,7 +100,7 @@ class Fleet:
         for node in list(self.members):
             await self.kill(node)
         for connection in self._connections:
-            await connection.close()
+            await connection.aclose()
 
 
 @asynccontextmanager

@@ -69,7 +69,7 @@ async def gathered() -> dict[str, ArchiveFile]:
             now = datetime(2026, 11, 21, tzinfo=UTC)
             return {each.path: each for each in await cluster_entries(connection, now=now, own_version="0.1.0")}
         finally:
-            await connection.close()
+            await connection.aclose()
 
 
 def test_no_secret_and_all_that_helps() -> None:

@@ -86,7 +86,7 @@ async def _surveyed(**refusals: tuple[int, dict[str, Any]]) -> tuple[ClusterFact
         try:
             return await survey(connection), server.requests
         finally:
-            await connection.close()
+            await connection.aclose()
 
 
 def surveyed(**refusals: tuple[int, dict[str, Any]]) -> tuple[ClusterFacts, list[Seen]]:
@@ -139,7 +139,7 @@ def test_what_the_api_server_drops_of_a_resource_slice_is_seen(
             try:
                 return await survey(connection)
             finally:
-                await connection.close()
+                await connection.aclose()
 
     assert asyncio.run(tried()).claims == probe
 
@@ -176,7 +176,7 @@ def test_a_long_list_is_read_in_pieces() -> None:
             try:
                 return await survey(connection), server.requests
             finally:
-                await connection.close()
+                await connection.aclose()
 
     facts, requests = asyncio.run(pieces())
     assert [node.name for node in facts.nodes] == ["a", "b"]

@@ -80,7 +80,7 @@ async def serving(server: FakeApiServer, name: str = "one") -> AsyncIterator[Rep
         work.cancel()
         with suppress(asyncio.CancelledError):
             await work
-        await replica.connection.close()
+        await replica.connection.aclose()
 
 
 def bundle(server: FakeApiServer) -> str:

@@ -57,7 +57,7 @@ def run(check: Callable[[FakeApiServer, Clocks], Any]) -> None:
                 await check(server, clocks)
             finally:
                 for connection in clocks.connections:
-                    await connection.close()
+                    await connection.aclose()
 
     asyncio.run(patiently(with_server()))
 

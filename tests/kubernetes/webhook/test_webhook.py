@@ -345,7 +345,7 @@ def test_the_resource_slices_are_followed_and_of_them_shared_devices_are_kept() 
             await until(lambda: [each.name for each in watch.latest.value] == ["gpu-0-shared"])
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-            await connection.close()
+            await connection.aclose()
 
     asyncio.run(patiently(check()))
 

@@ -12,8 +12,8 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -306,7 +306,7 @@ class ClusterActionHandler:
         holders = holders_of(action, node, (await self._fleets.fleet()).claims)
         if why_not := await account.refuses([RbacPermission("get", "pods", *each) for each in holders]):
             raise UsageError(why_not.removesuffix("."))
-        async with _connected(account) as connection:
+        async with aclosing(account.connect()) as connection:
             pods = [await _pod(connection, *each) for each in holders]
         return release_plan(action, pods)
 
@@ -334,7 +334,7 @@ class ClusterActionHandler:
         _log.info("begun from the page", extra={"action": title, "viewer": viewer.user, "groups": viewer.groups})
         done = 0
         try:
-            async with _connected(account) as connection:
+            async with aclosing(account.connect()) as connection:
                 for method, path, body, content_type in plan.requests:
                     what = title[:1].lower() + title[1:]
                     answer = await connection.ask(what, method, path, body, content_type=content_type)
@@ -358,15 +358,6 @@ class ClusterActionHandler:
                 "the action was done, but its event could not be recorded",
                 extra={"action": plan.action.title, "error": error.message},
             )
-
-
-@asynccontextmanager
-async def _connected(account: ActingClient) -> AsyncIterator[ApiConnection]:
-    connection = account.connect()
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 async def _pod(connection: ApiConnection, namespace: str, name: str) -> KubePod:

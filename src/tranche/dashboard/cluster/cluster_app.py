@@ -293,7 +293,7 @@ async def serve_cluster_page(
             health.stop()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            await connection.close()
+            await connection.aclose()
 
 
 def _proxy(file: Path | None, user_header: str, group_header: str) -> TrustedProxySettings | None:

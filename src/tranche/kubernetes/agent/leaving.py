@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -117,9 +117,7 @@ def leave(
     """
 
     async def run() -> None:
-        server = find_api_server(kubeconfig, environ)
-        connection = ApiConnection(server)
-        try:
+        async with aclosing(ApiConnection(find_api_server(kubeconfig, environ))) as connection:
             cluster, leases = ClusterClient(connection), LeaseClient(connection, namespace)
             nodes = await _end_agents(cluster, namespace, daemon_set, patience, say)
             nodes |= {node.name async for node in cluster.nodes() if is_marked(node)}
@@ -134,8 +132,6 @@ def leave(
                     await leases.delete_all(label)
             for name in sorted(nodes):
                 await _clean(cluster, name, parts, say)
-        finally:
-            await connection.close()
 
     asyncio.run(run())
 
@@ -264,12 +260,9 @@ def say_claims_left(kubeconfig: str | None, environ: Mapping[str, str], say: Cal
     """
 
     async def read() -> tuple[ClusterReader, tuple[FleetClaim, ...] | None]:
-        connection = ApiConnection(find_api_server(kubeconfig, environ))
-        try:
+        async with aclosing(ApiConnection(find_api_server(kubeconfig, environ))) as connection:
             reader = ClusterReader(connection)
             return reader, await reader.decoded("claims", _CLAIMS, decode_fleet_claim)
-        finally:
-            await connection.close()
 
     reader, found = asyncio.run(read())
     if reader.unread:

@@ -164,7 +164,7 @@ async def _serve(host: Host, options: AgentOptions, environ: Mapping[str, str]) 
         if boot_unit is not None:
             boot_unit.end(daemon_set)
         _end_threads(threads, metrics, 1 if state_folder.lost.is_set() else 0)
-    await connection.close()
+    await connection.aclose()
     if state_folder.lost.is_set():
         raise LedgerUnavailable(
             state_folder.ready().why, hint="restart the agent; it then finds out which pods hold which GPUs"

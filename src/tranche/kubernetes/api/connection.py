@@ -116,7 +116,7 @@ class ApiConnection:
             ),
         )
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close every connection."""
         await self._http.aclose()
 

@@ -135,7 +135,7 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
         pages.stop()
         running.cancel()
         await asyncio.wait({running})
-        await connection.close()
+        await connection.aclose()
 
 
 async def _no_page(path: str, headers: Mapping[str, str]) -> HttpResponse:

@@ -17,6 +17,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -177,13 +178,9 @@ def remove_templates(kubeconfig: str | None, environ: Mapping[str, str], say: Ca
     """
 
     async def run() -> int:
-        connection = ApiConnection(find_api_server(kubeconfig, environ))
-        try:
-            store = TemplateStore(connection)
+        async with aclosing(ApiConnection(find_api_server(kubeconfig, environ))) as connection:
             # A template used a moment ago has its pod, or is not needed: its user goes as well.
-            return await store.sweep(timedelta.min)
-        finally:
-            await connection.close()
+            return await TemplateStore(connection).sweep(timedelta.min)
 
     try:
         removed = asyncio.run(run())
