@@ -16,7 +16,7 @@ from tests.kubernetes.waiting import patiently, until
 from tranche.core.errors import HardwareError, UsageError
 from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.serving import logs
-from tranche.kubernetes.serving.http_server import HealthServer
+from tranche.kubernetes.serving.http_server import serve_health
 from tranche.kubernetes.serving.supervisor import Supervisor
 
 READY = Readiness(True)
@@ -133,8 +133,7 @@ async def http(port: int, request: bytes) -> tuple[int, str]:
 def test_health_and_readiness_over_http() -> None:
     async def run() -> None:
         state = {"inventory": Readiness(False, "no driver"), "node-watch": Readiness(True)}
-        server = HealthServer(lambda: state)
-        await server.start("127.0.0.1", 0)
+        server = await serve_health("127.0.0.1", 0, lambda: state)
         assert await http(server.port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") == (200, '{"ok": true}')
         status, body = await http(server.port, b"GET /readyz?verbose HTTP/1.1\r\nHost: x\r\n\r\n")
         assert status == 503
@@ -150,9 +149,8 @@ def test_health_and_readiness_over_http() -> None:
         assert await http(server.port, b"nonsense\r\n\r\n") == (0, "")
         assert await http(server.port, b"x" * 100_000 + b"\r\n\r\n") == (0, "")
         assert (await http(server.port, b"GET /healthz HTTP/1.1\r\n\r\n"))[0] == 200, "it serves on after all of that"
-        second = HealthServer(dict)
         with pytest.raises(UsageError, match="cannot listen"):
-            await second.start("127.0.0.1", server.port)
+            await serve_health("127.0.0.1", server.port, dict)
         server.stop()
 
     asyncio.run(run())
@@ -160,8 +158,7 @@ def test_health_and_readiness_over_http() -> None:
 
 def test_every_address_is_served_on_one_port() -> None:
     async def run() -> None:
-        server = HealthServer(dict)
-        await server.start("", 0)
+        server = await serve_health("", 0, dict)
         assert await http(server.port, b"GET /healthz HTTP/1.1\r\n\r\n") == (200, '{"ok": true}')
         server.stop()
 

@@ -13,7 +13,7 @@ import pytest
 from tests.kubernetes.agent.measured_node import scrape
 from tests.kubernetes.waiting import until
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.serving.http_server import HealthServer, HttpResponse, HttpServer
+from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer, serve_health
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])
@@ -64,8 +64,7 @@ def silent_stranger(port: int) -> socket.socket:
 
 def test_a_probe_among_many_silent_connections_that_come_with_it_is_answered() -> None:
     async def check() -> None:
-        server = HealthServer(lambda: {"part": Readiness(True)})
-        await server.start("127.0.0.1", 0)
+        server = await serve_health("127.0.0.1", 0, lambda: {"part": Readiness(True)})
         with ExitStack() as strangers:
             # The server's event loop is this one, and has no turn until all are there.
             for _ in range(150):

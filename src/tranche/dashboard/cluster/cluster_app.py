@@ -45,7 +45,7 @@ from tranche.documents.markup import element
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
-from tranche.kubernetes.serving.http_server import HealthServer
+from tranche.kubernetes.serving.http_server import serve_health
 from tranche.kubernetes.serving.supervisor import Supervisor
 
 _STREAM = "/live"
@@ -279,9 +279,8 @@ async def serve_cluster_page(
     app = ClusterRequestHandler(name, entrance, reviews, SessionStore(time.monotonic), fleets, acts)
     source = ClusterSource(connection, namespace, app.take, app.lose)
     supervisor = Supervisor([source], clock=time.monotonic)
-    health = HealthServer(supervisor.readiness)
     with listening(host, port) as listener:
-        await health.start(health_host, health_port)
+        health = await serve_health(health_host, health_port, supervisor.readiness)
         config = guarded_config(app, _MOST_CONNECTIONS, lifespan="off")
         port = listener.getsockname()[1]
         _log.info("serving", extra={"api_server": server.url, "port": port, "health_port": health.port})

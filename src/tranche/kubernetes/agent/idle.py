@@ -15,7 +15,7 @@ from pathlib import Path
 from tranche.hardware.host_facts import has_nvidia_gpu
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import within
-from tranche.kubernetes.serving.http_server import HealthServer
+from tranche.kubernetes.serving.http_server import serve_health
 
 LOOK_SECONDS = 60.0
 
@@ -40,8 +40,7 @@ async def _idle(host: str, port: int, has_gpu: Callable[[], bool], period: float
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    health = HealthServer(lambda: {"gpus": Readiness(True, "this machine has no GPU")})
-    await health.start(host, port)
+    health = await serve_health(host, port, lambda: {"gpus": Readiness(True, "this machine has no GPU")})
     _log.info("no GPU: the agent serves nothing", extra={"health_port": health.port, "look_again_seconds": period})
     try:
         while not stopped.is_set():

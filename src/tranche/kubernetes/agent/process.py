@@ -37,7 +37,7 @@ from tranche.kubernetes.node.inventory import Inventory, RegisterWatch
 from tranche.kubernetes.node.node_watch import NodeWatch, pod_watch
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.serving.http_server import HealthServer
+from tranche.kubernetes.serving.http_server import serve_health
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.node.host import Host
 
@@ -141,8 +141,7 @@ async def _serve(host: Host, options: AgentOptions, environ: Mapping[str, str]) 
         return node_agent.readiness() if serving.is_set() else {state_folder.name: state_folder.ready()}
 
     serving = asyncio.Event()
-    health = HealthServer(readiness)
-    await health.start(options.health_host, options.health_port)
+    health = await serve_health(options.health_host, options.health_port, readiness)
     _log.info("serving", extra={"node": options.node_name, "api_server": server.url, "health_port": health.port})
     running = asyncio.create_task(_serve_alone(state_folder, serving, node_agent))
     ends = [asyncio.create_task(event.wait()) for event in (stopped, state_folder.lost)]

@@ -26,7 +26,7 @@ from tranche.kubernetes.gated.left_at_gate import StrandedPodWatch
 from tranche.kubernetes.gated.scheduler.cluster_watch import ClusterWatch
 from tranche.kubernetes.gated.scheduler.placing import PlacingClient, PlacingLeader
 from tranche.kubernetes.rollout.leadership import LeaderLease
-from tranche.kubernetes.serving.http_server import HealthServer, HttpResponse, HttpServer
+from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer, serve_health
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.kubernetes.webhook.identity import WebhookIdentity, webhook_configurations
 from tranche.kubernetes.webhook.template_store import TemplateStore
@@ -117,10 +117,9 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
 
     webhook = PodWebhook(store, cards.latest, backend.latest, take_over=options.take_over)
     pages = HttpServer(_no_page, webhook.answer, longest=_LONGEST_REVIEW, most=_MOST_REVIEWS, seconds=_REVIEW_SECONDS)
-    health = HealthServer(supervisor.readiness)
     await identity.prepare()
     await pages.start(options.webhook_host, options.webhook_port, option="--webhook-port", tls=tls)
-    await health.start(options.health_host, options.health_port)
+    health = await serve_health(options.health_host, options.health_port, supervisor.readiness)
     _log.info(
         "serving",
         extra={"api_server": server.url, "webhook_port": pages.port, "health_port": health.port},

@@ -158,40 +158,27 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-class HealthServer:
-    """Answers on one port.
+async def serve_health(host: str, port: int, readiness: Callable[[], Mapping[str, Readiness]]) -> HttpServer:
+    """The server of a process's health, which listens on every address when `host` is ""; port 0 takes a free one.
 
     /healthz says 200 while the event loop runs. /readyz says 200 when all components are ready, else 503; either way its body
-    names each component with what it lacks.
+    names each component with what it lacks. UsageError if the port is taken.
     """
 
-    def __init__(self, readiness: Callable[[], Mapping[str, Readiness]]) -> None:
-        self._readiness = readiness
-        self._server = HttpServer(self._answer)
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return self._server.port
-
-    async def start(self, host: str, port: int) -> None:
-        """Start listening, on every address when `host` is ""; port 0 takes a free one. UsageError if the port is taken."""
-        await self._server.start(host, port, option="--health-port")
-
-    def stop(self) -> None:
-        """Stop listening; unfinished answers end with the event loop."""
-        self._server.stop()
-
-    async def _answer(self, path: str, _: Mapping[str, str]) -> HttpResponse:
+    async def answer(path: str, _: Mapping[str, str]) -> HttpResponse:
         if path == "/healthz":
             return _json(HTTPStatus.OK, {"ok": True})
         if path == "/readyz":
-            found = self._readiness()
-            ready = all(readiness.ready for readiness in found.values())
-            components = {name: readiness.why or "ready" for name, readiness in found.items()}
+            found = readiness()
+            ready = all(each.ready for each in found.values())
+            components = {name: each.why or "ready" for name, each in found.items()}
             status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
             return _json(status, {"ready": ready, "components": components})
         return _json(HTTPStatus.NOT_FOUND, {})
+
+    server = HttpServer(answer)
+    await server.start(host, port, option="--health-port")
+    return server
 
 
 def _json(status: HTTPStatus, body: Mapping[str, object]) -> HttpResponse:
