@@ -34,7 +34,6 @@ from tranche.dashboard.cluster.node_layouts import NodeLayoutView, node_layouts_
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, NameVisibility, SeenNode
 from tranche.dashboard.cluster.waiting_page import (
-    PendingPod,
     answered,
     cluster_events_page,
     cluster_queue_page,
@@ -107,7 +106,7 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
             "lastTimestamp": "2026-11-22T10:00:00Z",
         }
     )
-    waiting = PendingPod(FleetPod(said, said)), answer(said)
+    waiting = FleetPod(said, said), answer(said)
     layout = node_plan(ClusterAction("layout", said, "all-1g.5gb"), node)
     last = f"z {said}"
     named = Layout(last, (LayoutSpec(True, ((parse_profile("1g.5gb"), 7),)),))

@@ -30,7 +30,7 @@ from tranche.dashboard.cluster.nodes_page import RowCache
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NameVisibility, SeenNode, heard, seen_node
 from tranche.dashboard.cluster.source import ClusterObservation
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
-from tranche.dashboard.cluster.waiting_page import PendingPod, explain_pending, explain_request
+from tranche.dashboard.cluster.waiting_page import explain_pending, explain_request
 from tranche.dashboard.frame import DashboardPage, whole_page
 from tranche.documents.markup import element
 from tranche.documents.overview import overview_data
@@ -207,10 +207,10 @@ def test_a_pod_about_which_nothing_can_be_said_waits_like_others() -> None:
     gates = UserView(RIGHTS[0]).gates(Fleet(), AllocationBackend.GATES)
     for text in texts:
         pod = FleetPod("blue", "odd", gated=True, by_gate=parse_request(gpus="1"), chosen=text)
-        found = explain_pending(PendingPod(pod), Fleet(), gates, AllocationBackend.GATES)
+        found = explain_pending(pod, Fleet(), gates, AllocationBackend.GATES)
         assert found is not None
         with patch("tranche.dashboard.cluster.waiting_page.explain_waiting", side_effect=KeyError("x")):
-            failed = explain_pending(PendingPod(pod), Fleet(), gates, AllocationBackend.GATES)
+            failed = explain_pending(pod, Fleet(), gates, AllocationBackend.GATES)
         assert failed is not None
         assert "it is unknown" in failed.message
 

@@ -17,7 +17,6 @@ from tranche.core.allocation import NodeView
 from tranche.core.request import Request, parse_request
 from tranche.dashboard.cluster.snapshot import NameVisibility
 from tranche.dashboard.cluster.waiting_page import (
-    PendingPod,
     answered,
     cluster_queue_page,
     explain_pending,
@@ -45,11 +44,11 @@ def test_no_word_about_a_gated_pod_or_a_request_names_a_hidden_team(view: NodeVi
     gates = gate_fleet({"n1": view}, nodes, OUR_SIGHT)
     request = replace(request, gpu_model="")
     pod = FleetPod(OURS, f"{OURS}-waits", gated=True, by_gate=request)
-    waiting = explain_pending(PendingPod(pod), Fleet(), gates, AllocationBackend.GATES)
+    waiting = explain_pending(pod, Fleet(), gates, AllocationBackend.GATES)
     asked = explain_request(request, gates, AllocationBackend.GATES)
     pages = [ask_page({"kind": "gpus", "amount": "1"}, lambda _: answered(asked))]
     if waiting is not None:
-        pages.append(cluster_queue_page([(PendingPod(pod), waiting)], 0, 0, (), 2e9))
+        pages.append(cluster_queue_page([(pod, waiting)], 0, 0, (), 2e9))
     assert THEIRS not in "".join(str(each.live) for each in pages)
 
 
@@ -95,8 +94,8 @@ def test_claims_of_other_namespaces_hold_what_they_hold_without_a_name() -> None
     )
     fleet = Fleet((node,), pools, held)
     pod = FleetPod(OURS, "waits", limits={"nvidia.com/gpu": 1})
-    before = explain_pending(PendingPod(pod), fleet, GateFleet(), AllocationBackend.CLAIMS)
-    redacted = explain_pending(PendingPod(pod), redacted_fleet(fleet, OUR_SIGHT), GateFleet(), AllocationBackend.CLAIMS)
+    before = explain_pending(pod, fleet, GateFleet(), AllocationBackend.CLAIMS)
+    redacted = explain_pending(pod, redacted_fleet(fleet, OUR_SIGHT), GateFleet(), AllocationBackend.CLAIMS)
     assert before is not None
     assert redacted is not None
     assert THEIRS in str(before)
@@ -107,8 +106,8 @@ def test_claims_of_other_namespaces_hold_what_they_hold_without_a_name() -> None
 
 def test_who_came_first_comes_first_and_who_asks_for_no_gpu_is_not_there() -> None:
     first, second = (
-        PendingPod(FleetPod(OURS, "b"), "2026-11-22T10:00:00Z"),
-        PendingPod(FleetPod(OURS, "a"), "2026-11-22T10:00:01Z"),
+        FleetPod(OURS, "b", created="2026-11-22T10:00:00Z"),
+        FleetPod(OURS, "a", created="2026-11-22T10:00:01Z"),
     )
     assert in_order([second, first]) == [first, second]
     assert not first.asks
@@ -118,8 +117,8 @@ def test_who_came_first_comes_first_and_who_asks_for_no_gpu_is_not_there() -> No
 @pytest.mark.parametrize("backend", AllocationBackend)
 def test_who_waits_in_a_way_that_the_cluster_has_left_is_told_so(backend: AllocationBackend) -> None:
     gates = gate_fleet({"n1": a100s(1)}, {"n1": FleetNode("n1", labels=MIXED)}, OUR_SIGHT)
-    at_gate = PendingPod(FleetPod(OURS, "b", gated=True, by_gate=parse_request(gpu_memory="4Gi")))
-    with_claim = PendingPod(FleetPod(OURS, "c", claims={"gpu": "a-claim"}))
+    at_gate = FleetPod(OURS, "b", gated=True, by_gate=parse_request(gpu_memory="4Gi"))
+    with_claim = FleetPod(OURS, "c", claims={"gpu": "a-claim"})
     found = [explain_pending(each, Fleet(), gates, backend) for each in (at_gate, with_claim)]
     words = ["" if each is None else each.message for each in found]
     by_gate, by_claim = (
@@ -144,7 +143,7 @@ def test_a_node_that_has_only_the_label_of_a_mode_gives_nothing_to_a_pod_and_to_
 ) -> None:
     node = decode_fleet_node(node_object("n1", mode="mixed"))
     gates, request = gate_fleet({"n1": a100s(1)}, {"n1": node}, EVERYBODY), parse_request(gpu_memory="4Gi")
-    pod = PendingPod(FleetPod(OURS, "waits", limits={"nvidia.com/gpu": 1}))
+    pod = FleetPod(OURS, "waits", limits={"nvidia.com/gpu": 1})
     asked = explain_request(request, giving(gates, Fleet((node,)), backend), backend)
     waiting = explain_pending(pod, Fleet((node,)), giving(gates, Fleet((node,)), backend), backend)
     assert (asked.status, asked.message.startswith("no node that you can see")) == (WaitStatus.IMPOSSIBLE, True)
@@ -173,11 +172,7 @@ def test_whoever_sees_few_nodes_is_told_that_the_others_were_not_asked_and_of_no
             *(
                 found
                 for each, fleet in ((pod, Fleet((node,))), (pod, Fleet()), (gated, Fleet()))
-                if (
-                    found := explain_pending(
-                        PendingPod(each), replace(fleet, whole=whole), gates, AllocationBackend.GATES
-                    )
-                )
+                if (found := explain_pending(each, replace(fleet, whole=whole), gates, AllocationBackend.GATES))
             ),
         ]
         assert len(said) == 5

@@ -40,7 +40,6 @@ from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart,
 from tranche.dashboard.cluster.source import FleetReader
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
 from tranche.dashboard.cluster.waiting_page import (
-    PendingPod,
     answered,
     cluster_events_page,
     cluster_queue_page,
@@ -61,6 +60,7 @@ from tranche.documents.markup import Child, element
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.fleet.explanation import FleetExplanation
 from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.objects import FleetPod
 
 MOST_EXPLAINED = 50
 """Pods of the queue with an explanation: explaining later ones would take as long again."""
@@ -329,13 +329,13 @@ def _queue_page(view: UserView, fleet: Fleet, backend: AllocationBackend) -> Das
     known, pods = view.fleet(fleet), in_order(view.pods)
     words = {(each.namespace, each.name): each.message for each in view.events if each.reason == "WaitsForShare"}
     gates = view.gates(fleet, backend)
-    explained: list[tuple[PendingPod, FleetExplanation]] = []
+    explained: list[tuple[FleetPod, FleetExplanation]] = []
     asked, end = 0, time.monotonic() + _EXPLAIN_SECONDS
     for each in pods[:MOST_EXPLAINED]:
         if asked and time.monotonic() > end:
             break
         asked += 1
-        word = words.get((each.pod.namespace, each.pod.name), "")
+        word = words.get((each.namespace, each.name), "")
         if (found := explain_pending(each, known, replace(gates, last_word=word), backend)) is not None:
             explained.append((each, found))
     seen = view.snapshot

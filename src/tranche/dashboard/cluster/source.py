@@ -18,14 +18,13 @@ from typing import Any, Generic, TypeVar
 from tranche.core.errors import ClaimsUnavailable
 from tranche.dashboard.cluster.kube_event import COMPONENTS, KubeEvent, decode_kube_event
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, HeardNode, SeenNode, apart, has_gpus, heard, seen_node
-from tranche.dashboard.cluster.waiting_page import PendingPod, decode_pending_pod
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.informer import ObjectSource
 from tranche.kubernetes.api.leases import Lease, decode_lease
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.fleet.fleet import Fleet
-from tranche.kubernetes.fleet.objects import FleetNode, decode_fleet_node
+from tranche.kubernetes.fleet.objects import FleetNode, FleetPod, decode_fleet_node, decode_fleet_pod
 from tranche.kubernetes.fleet.reading import backend_in_force, read_fleet
 from tranche.kubernetes.latest_value import within
 from tranche.kubernetes.telling.told_view import TOLD_LABEL, VIEW, ViewReport, told_node
@@ -53,7 +52,7 @@ class ClusterObservation:
     snapshot: ClusterSnapshot
     told: Mapping[str, ViewReport] = field(default_factory=dict)
     nodes: Mapping[str, FleetNode] = field(default_factory=dict)
-    pods: tuple[PendingPod, ...] = ()
+    pods: tuple[FleetPod, ...] = ()
     events: tuple[KubeEvent, ...] = ()
     trouble: str = ""
 
@@ -64,7 +63,7 @@ class ClusterObservation:
         for node in self.snapshot.nodes.values():
             spaces: list[str] = apart(node.name, partial(_spaces_of, node), list)
             held.update(spaces)
-        waiting = (each.pod.namespace for each in self.pods)
+        waiting = (each.namespace for each in self.pods)
         return frozenset({*held, *waiting, *(each.namespace for each in self.events)} - {""})
 
 
@@ -96,7 +95,7 @@ class ClusterSource:
             )
         )
         self._nodes = _Followed(ObjectSource(connection, "nodes", "/api/v1/nodes", {}, decode_fleet_node))
-        self._pods = _Followed(ObjectSource(connection, "pods that wait", "/api/v1/pods", waiting, decode_pending_pod))
+        self._pods = _Followed(ObjectSource(connection, "pods that wait", "/api/v1/pods", waiting, decode_fleet_pod))
         self._events = tuple(
             _Followed(
                 ObjectSource(

@@ -15,11 +15,11 @@ from tranche.dashboard.cluster.nodes_page import RowCache
 from tranche.dashboard.cluster.redaction import redacted_overview
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NameVisibility, SeenNode, apart, unshown
 from tranche.dashboard.cluster.source import ClusterObservation
-from tranche.dashboard.cluster.waiting_page import PendingPod, gate_fleet, giving, redacted_fleet
+from tranche.dashboard.cluster.waiting_page import gate_fleet, giving, redacted_fleet
 from tranche.dashboard.live import Publisher
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.fleet.fleet import Fleet
-from tranche.kubernetes.fleet.objects import FleetNode
+from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
 from tranche.kubernetes.gated.reading import GateFleet
 from tranche.kubernetes.telling.told_view import ViewReport
 from tranche.kubernetes.telling.use_report import NO_USE, UseReport, use_from_text
@@ -115,9 +115,9 @@ class UserView:
         return self._shown
 
     @property
-    def pods(self) -> tuple[PendingPod, ...]:
+    def pods(self) -> tuple[FleetPod, ...]:
         """Waiting pods that may be named."""
-        return tuple(each for each in self._seen.pods if self.rights.sight.sees(each.pod.namespace))
+        return tuple(each for each in self._seen.pods if self.rights.sight.sees(each.namespace))
 
     @property
     def hidden_pods(self) -> int:

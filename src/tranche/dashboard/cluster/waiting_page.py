@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from tranche.core.allocation import NodeView
 from tranche.core.request import Request
@@ -32,7 +31,7 @@ from tranche.kubernetes.fleet.explanation import (
     tail_lines,
 )
 from tranche.kubernetes.fleet.fleet import Fleet
-from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod, decode_fleet_pod
+from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod
 from tranche.kubernetes.gated.explaining import explain_views, explain_waiting
 from tranche.kubernetes.gated.leases import offered_view
 from tranche.kubernetes.gated.reading import GateFleet
@@ -49,24 +48,6 @@ _VOUCHED = (
     "Users who may write events in a namespace can write any event about its objects, and in the namespace default "
     "any event about nodes: Kubernetes does not authenticate an event's author."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PendingPod:
-    """A pod that has waited since `created`, RFC 3339."""
-
-    pod: FleetPod
-    created: str = ""
-
-    @property
-    def asks(self) -> bool:
-        """Whether it asks for something that may be a GPU."""
-        return bool(self.pod.asks_at_gate or self.pod.claims or self.pod.templates or self.pod.limits)
-
-
-def decode_pending_pod(raw: Mapping[str, Any]) -> PendingPod:
-    """A `v1.Pod`."""
-    return PendingPod(decode_fleet_pod(raw), str((raw.get("metadata") or {}).get("creationTimestamp") or ""))
 
 
 def redacted_fleet(fleet: Fleet, sight: NameVisibility) -> Fleet:
@@ -98,10 +79,9 @@ def giving(gates: GateFleet, fleet: Fleet, backend: AllocationBackend) -> GateFl
 
 
 def explain_pending(
-    pending: PendingPod, fleet: Fleet, gates: GateFleet, backend: AllocationBackend
+    pod: FleetPod, fleet: Fleet, gates: GateFleet, backend: AllocationBackend
 ) -> FleetExplanation | None:
     """Why it waits, in a cluster that gives shares that way; None if it wants no GPU of ours. Both are redacted."""
-    pod = pending.pod
     try:
         answer = explain_waiting(pod, gates if pod.asks_at_gate else fleet, backend)
     except Exception:
@@ -125,9 +105,9 @@ def explain_request(request: Request, gates: GateFleet, backend: AllocationBacke
     return FleetExplanation(pod.name, WaitStatus.WAITING, f"{_NO_DEMAND}; {NOT_ASKED}", wanted)
 
 
-def in_order(pods: Sequence[PendingPod]) -> list[PendingPod]:
+def in_order(pods: Sequence[FleetPod]) -> list[FleetPod]:
     """The pods, oldest first."""
-    return sorted(pods, key=lambda each: (each.created, str(each.pod)))
+    return sorted(pods, key=lambda each: (each.created, str(each)))
 
 
 def _offered(view: NodeView, mode: NodeMode, sight: NameVisibility) -> NodeView | None:
@@ -139,7 +119,7 @@ def _nameless(claim: FleetClaim) -> FleetClaim:
 
 
 def cluster_queue_page(
-    waiting: Sequence[tuple[PendingPod, FleetExplanation]], hidden: int, unasked: int, said: Sequence[str], now: float
+    waiting: Sequence[tuple[FleetPod, FleetExplanation]], hidden: int, unasked: int, said: Sequence[str], now: float
 ) -> DashboardPage:
     """Waiting pods with why, first come first; `hidden` counts those of hidden namespaces, `unasked` those not explained."""
     rows = [_row(*each, now) for each in waiting]
@@ -197,13 +177,12 @@ def cluster_events_page(
     return DashboardPage("Events", live, choice.form({each.reason for each in events}))
 
 
-def _row(pending: PendingPod, answer: FleetExplanation, now: float) -> Sequence[Child | None]:
-    pod = pending.pod
+def _row(pod: FleetPod, answer: FleetExplanation, now: float) -> Sequence[Child | None]:
     return (
         code(str(pod)),
         str(answer.status),
         "; ".join(answer.wanted),
-        span_since(pending.created, now) if pending.created else None,
+        span_since(pod.created, now) if pod.created else None,
         element("div", element("p", answer.message), _groups(answer, f"nodes-{pod.namespace}-{pod.name}")),
         element("ol", [element("li", one) for one in answer.remedies]) if answer.remedies else None,
     )

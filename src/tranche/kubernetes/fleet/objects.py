@@ -110,11 +110,11 @@ class FleetClaim:
 class FleetPod:
     """A pod. `claims` are the names of its existing claims, by its own names for them; `templates` likewise.
 
-    `message` is the scheduler's reason for not binding it. `affinity` are terms, one of which a node has to meet, if there are
-    any. `prepared` says that its node has handed it its devices. `refusal` is the kubelet's reason for not doing so, or
-    Kubernetes' for not creating its claim; empty without one, and None where events may not be read. `limits` are how many it
-    asks for of each extended resource of GPUs. `by_gate` is what it asks for where a controller chooses its share,
-    `gate_problem` why none can be chosen, and `chosen` the choice as written on the pod.
+    `created` is its time of creation, RFC 3339. `message` is the scheduler's reason for not binding it. `affinity` are terms, one
+    of which a node has to meet, if there are any. `prepared` says that its node has handed it its devices. `refusal` is the
+    kubelet's reason for not doing so, or Kubernetes' for not creating its claim; empty without one, and None where events may not
+    be read. `limits` are how many it asks for of each extended resource of GPUs. `by_gate` is what it asks for where a controller
+    chooses its share, `gate_problem` why none can be chosen, and `chosen` the choice as written on the pod.
     """
 
     namespace: str
@@ -135,6 +135,7 @@ class FleetPod:
     uid: str = ""
     prepared: bool = False
     refusal: str | None = ""
+    created: str = ""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -143,6 +144,11 @@ class FleetPod:
     def asks_at_gate(self) -> bool:
         """Whether it asks for a share that a controller chooses, even if none can be chosen."""
         return self.by_gate is not None or bool(self.gate_problem)
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for something that may be a GPU."""
+        return bool(self.asks_at_gate or self.claims or self.templates or self.limits)
 
     @property
     def made_by_others(self) -> tuple[str, ...]:
@@ -222,6 +228,7 @@ def decode_fleet_pod(raw: Mapping[str, Any]) -> FleetPod:
         chosen=str(part(meta, "annotations").get(SHARE_GATE) or ""),
         uid=str(meta.get("uid") or ""),
         prepared=_prepared(status),
+        created=str(meta.get("creationTimestamp") or ""),
     )
 
 
