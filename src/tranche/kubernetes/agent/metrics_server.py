@@ -116,7 +116,7 @@ class MetricsSettings:
 class MetricsServer:
     """A component. `readiness` covers all components; `mismatched` counts GPUs that differ from the wanted layout.
 
-    `clock` is monotonic, `now` the time of day, both in seconds.
+    `clock` is monotonic, in seconds.
     """
 
     name = "metrics"
@@ -129,14 +129,12 @@ class MetricsServer:
         readiness: Callable[[], Mapping[str, Readiness]],
         mismatched: Callable[[], int | None],
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
     ) -> None:
         self._services = services
         self._settings = settings
         self._readiness = readiness
         self._mismatched = mismatched
         self._clock = clock
-        self._now = now
         self._gauges = NvmlGaugeReader(clock)
         self._readings: BackgroundReader[tuple[GpuReading, ...]] = BackgroundReader("gauges", clock=clock)
         self._ledger: BackgroundReader[NodeFacts] = BackgroundReader("ledger-metrics", clock=clock)
@@ -178,7 +176,7 @@ class MetricsServer:
         if event.kind is GpuEventKind.XID:
             place = (event.gpu_uuid, event.xid)
             before = self._xids.get(place, XidRecord(0, 0.0))
-            self._xids[place] = XidRecord(before.count + 1, self._now())
+            self._xids[place] = XidRecord(before.count + 1, time.time())
 
     async def _answer(self, path: str, headers: Mapping[str, str]) -> HttpResponse:
         if path != "/metrics":
@@ -198,14 +196,14 @@ class MetricsServer:
         view = inventory.latest.value.view if inventory.latest.synced else None
         host, patience = self._services.host, self._settings.patience
         async with asyncio.TaskGroup() as looks:
-            ledger = looks.create_task(self._ledger.latest(lambda: facts_of_ledger(host, self._now()), patience))
+            ledger = looks.create_task(self._ledger.latest(lambda: facts_of_ledger(host, time.time()), patience))
             gauges = None
             if view is not None:
                 node = view.node
                 gauges = looks.create_task(self._readings.latest(lambda: self._gauges.read(node), patience))
         known = ledger.result()
-        found = NodeFacts(now=self._now(), version=version("tranche-gpu")) if known is None else known[0]
-        found = replace(found, now=self._now(), nvml_errors=NVML_ERRORS.counts(), agent=self._agent())
+        found = NodeFacts(now=time.time(), version=version("tranche-gpu")) if known is None else known[0]
+        found = replace(found, now=time.time(), nvml_errors=NVML_ERRORS.counts(), agent=self._agent())
         if view is not None:
             found = replace(found, view=view, view_age=inventory.age)
         read = None if gauges is None else gauges.result()

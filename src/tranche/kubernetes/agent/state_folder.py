@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.component import Readiness
@@ -28,9 +27,7 @@ class StateFolderWatch:
 
     name = "state-folder"
 
-    def __init__(
-        self, places: StateFolder, *, stand_by: bool = False, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    ) -> None:
+    def __init__(self, places: StateFolder, *, stand_by: bool = False) -> None:
         """With `stand_by` it is ready while another agent has the folder, so that an upgrade then ends the other one."""
         self.lost = asyncio.Event()
         """Set when the folder was deleted or replaced: other processes no longer see the files that this one has open there."""
@@ -39,7 +36,6 @@ class StateFolderWatch:
         self._places = places
         self._stand_by = stand_by
         self._another = False
-        self._sleep = sleep
         self._lock: FileLock | None = None
         # Kept open, so that no other file can get the same inode number.
         self._ledger = os.open(places.ledger, os.O_PATH | os.O_CLOEXEC)
@@ -57,7 +53,7 @@ class StateFolderWatch:
                 _log.warning("waiting for the state folder", extra={"error": self._trouble})
                 logged = self._trouble
             # While no agent serves, no pod with a claim starts, and the kubelet may not ask again for more than a minute.
-            await self._sleep(_STAND_BY_SECONDS if self._stand_by else _PERIOD_SECONDS)
+            await asyncio.sleep(_STAND_BY_SECONDS if self._stand_by else _PERIOD_SECONDS)
         lock.path.write_text(f"{os.getpid()}\n")
         self._lock, self._trouble = lock, ""
         self.problem.publish("")
@@ -65,7 +61,7 @@ class StateFolderWatch:
     async def run(self) -> None:
         """Watch the folder, once taken, until cancelled."""
         while True:
-            await self._sleep(_PERIOD_SECONDS)
+            await asyncio.sleep(_PERIOD_SECONDS)
             if self._lock is None:
                 continue
             if not (self._lock.in_place and leads_to(self._places.ledger, self._ledger)):

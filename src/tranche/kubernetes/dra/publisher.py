@@ -51,7 +51,7 @@ class SlicePublisher:
     """A component: shows claims what the node has.
 
     It handles changes within `pause` seconds after a look together. `pcie_roots` gives the PCIe root of each GPU by UUID, and
-    blocks. It writes labels of the node every `labels_seconds` at most. It writes nothing before the kubelet has the driver for
+    blocks. It writes labels of the node twice a minute at most. It writes nothing before the kubelet has the driver for
     the first time: the kubelet retries a pod that it cannot prepare only after more than a minute. With `ways` it shows nothing
     as free that the device plugin may still be giving away.
     """
@@ -66,7 +66,6 @@ class SlicePublisher:
         pcie_roots: Callable[[NodeView], Mapping[str, str]] | None = None,
         ways: AdvertisementState | None = None,
         pause: float = PAUSE_SECONDS,
-        labels_seconds: float = _LABELS_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._services = services
@@ -78,7 +77,6 @@ class SlicePublisher:
             self._ways.plugin.publish(PluginAdvertisement())
         self._opening: frozenset[str] = frozenset()
         self._waiting = ""
-        self._labels_seconds = labels_seconds
         self._labels: LatestValue[Mapping[str, str | None]] = LatestValue()
         self._sleep = sleep
         self._known: LatestValue[tuple[NodeSlice, ...]] = LatestValue()
@@ -199,8 +197,8 @@ class SlicePublisher:
     async def _keep_labels(self) -> None:
         async for _ in self._labels.changes():
             while not await self._labelled(self._labels.value):
-                await self._sleep(self._labels_seconds)
-            await self._sleep(self._labels_seconds)
+                await self._sleep(_LABELS_SECONDS)
+            await self._sleep(_LABELS_SECONDS)
 
     async def _labelled(self, labels: Mapping[str, str | None]) -> bool:
         """Write the labels where they differ; returns whether the node has them now."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
 
-from tranche.hardware.host_facts import HostFacts, read_host_facts
+from tranche.hardware.host_facts import read_host_facts
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
@@ -21,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class FeatureLabelWriter:
-    """A component of the node agent. `clock` is seconds since the epoch."""
+    """A component of the node agent."""
 
     name = "feature-labels"
 
@@ -32,16 +31,12 @@ class FeatureLabelWriter:
         sharing: LatestValue[ReplicaPolicy],
         *,
         heeds_mode: bool = False,
-        clock: Callable[[], float] = time.time,
-        host_facts: Callable[[Iterable[str]], HostFacts] = read_host_facts,
     ) -> None:
         """With `heeds_mode`, a node in a mode other than static shares nothing by the device plugin, and its labels say so."""
         self._heeds_mode = heeds_mode
         self._services = services
         self._strategy = strategy
         self._sharing = sharing
-        self._clock = clock
-        self._host_facts = host_facts
         self._reconciler = Reconciler(
             _log, "cannot write the node labels", trouble="the labels have not been checked yet"
         )
@@ -69,7 +64,7 @@ class FeatureLabelWriter:
 
     def _changes(self, node: KubeNode) -> dict[str, str | None]:
         state = self._services.inventory.latest.value.view.node
-        facts = self._host_facts(gpu.pci_bus_id for gpu in state if not gpu.lost)
+        facts = read_host_facts(gpu.pci_bus_id for gpu in state if not gpu.lost)
         static = not self._heeds_mode or mode_in_force(node.labels) is NodeMode.STATIC
         wanted = feature_labels(state, self._strategy.value, facts, self._sharing.value if static else NOT_SHARED)
-        return changed_labels(node.labels, wanted, self._clock())
+        return changed_labels(node.labels, wanted, time.time())

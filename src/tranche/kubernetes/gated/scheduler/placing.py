@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tranche.core.errors import TrancheError
@@ -318,7 +318,6 @@ class PlacingLeader:
         *,
         clock: Callable[[], float],
         random: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._api = api
         self._watch = watch
@@ -326,7 +325,6 @@ class PlacingLeader:
         self._placing = PlacingRunner(api)
         self._clock = clock
         self._random = random
-        self._sleep = sleep
         self._tries = RetryHistory()
         self._said: dict[str, tuple[str, float]] = {}
 
@@ -342,17 +340,17 @@ class PlacingLeader:
                     await self._lead()
             except TrancheError as error:
                 _log.info("not leading the choice of shares", extra={"reason": error.reason, "error": str(error)})
-            await self._sleep(_TRY_SECONDS * (0.5 + self._random()))
+            await asyncio.sleep(_TRY_SECONDS * (0.5 + self._random()))
 
     async def _lead(self) -> None:
         _log.info("choosing shares")
-        await self._leadership.lead(self._watch.run(), self._choose(), sleep=self._sleep)
+        await self._leadership.lead(self._watch.run(), self._choose(), sleep=asyncio.sleep)
 
     async def _choose(self) -> None:
         """Choose until another replica may lead. Two leaders at once are safe, but some of their writes fail."""
         while True:
             await self._watch.changed.wait()
-            await self._sleep(_GATHER_SECONDS)
+            await asyncio.sleep(_GATHER_SECONDS)
             self._watch.changed.clear()
             if not self._watch.synced:
                 continue
