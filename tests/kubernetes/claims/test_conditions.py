@@ -24,12 +24,12 @@ def test_what_is_written_is_read_and_words_of_others_are_named(wanted: DeviceCon
 
 def test_the_forms_are_those_of_claims_that_are_there() -> None:
     wanted = DeviceCondition(40_960, frozenset(("hard", "soft")), "mps", "a100")
-    assert write_conditions(wanted) == [
+    assert list(write_conditions(wanted)) == [
         'device.attributes["gpu.tranche.dev"].cardMemoryMiB == 40960',
         'device.attributes["gpu.tranche.dev"].isolation in ["hard", "soft"]',
         'device.attributes["gpu.tranche.dev"].mechanism != "mps"',
         'device.attributes["gpu.tranche.dev"].model.lowerAscii().contains("a100")',
     ]
-    assert write_conditions(DeviceCondition(isolations=frozenset(("hard",)))) == [
+    assert list(write_conditions(DeviceCondition(isolations=frozenset(("hard",))))) == [
         'device.attributes["gpu.tranche.dev"].isolation == "hard"'
     ]

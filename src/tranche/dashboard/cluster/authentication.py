@@ -205,11 +205,6 @@ def _named(value: str) -> str:
     return "" if any(category(each) in _UNSEEN for each in name) else name
 
 
-def forgotten_cookies() -> list[str]:
-    """The headers that delete both cookies."""
-    return [session_cookie("", origin) for origin in ("http://", "https://")]
-
-
 def session_cookie(session: str, origin: str) -> str:
     """The header that lets a browser in. If the page came over TLS, the browser sends the cookie over TLS only.
 

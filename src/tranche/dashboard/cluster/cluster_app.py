@@ -29,7 +29,6 @@ from tranche.dashboard.cluster.authentication import (
     RequestAuthenticator,
     SessionStore,
     TrustedProxySettings,
-    forgotten_cookies,
     session_cookie,
 )
 from tranche.dashboard.cluster.cluster_action import ClusterActionHandler
@@ -109,8 +108,8 @@ class ClusterRequestHandler(ClusterPages):
     def refused(self, scope: Scope, reason: RefusalReason) -> Response:
         """A browser that sends two identities is told to forget its session."""
         answer = refusal(scope, reason)
-        for each in forgotten_cookies() if reason is TWICE else ():
-            answer.headers.append("Set-Cookie", each)
+        for origin in ("http://", "https://") if reason is TWICE else ():
+            answer.headers.append("Set-Cookie", session_cookie("", origin))
         return answer
 
     async def admit(self, scope: Scope, headers: Mapping[str, str]) -> Response | str | None:

@@ -7,14 +7,13 @@ out those of others.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 from tranche.dashboard.cluster.redaction import redacted_text
-from tranche.dashboard.cluster.snapshot import NameVisibility
+from tranche.dashboard.cluster.snapshot import NameVisibility, seconds_told
 
 COMPONENTS = ("tranche", "tranche-controller", "tranche-dashboard")
 """The names of our programs in events: the agent, the controller, and this page."""
@@ -54,7 +53,7 @@ class KubeEvent:
             self.written_in,
         ):
             return None
-        said, created = _seconds(self.last), _seconds(self.created)
+        said, created = seconds_told(self.last), seconds_told(self.created)
         if said is None or said > now:
             at, last = created or 0.0, self.created
         else:
@@ -107,13 +106,6 @@ def _in_turns(events: Iterable[KubeEvent], groups: Sequence[Callable[[KubeEvent]
 
 def _age(event: KubeEvent) -> tuple[float, str]:
     return (-event.at, event.uid)
-
-
-def _seconds(rfc3339: str) -> float | None:
-    try:
-        return datetime.datetime.fromisoformat(rfc3339).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def event_data(event: KubeEvent) -> dict[str, Any]:

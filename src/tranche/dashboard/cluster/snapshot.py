@@ -207,7 +207,8 @@ def heard(lease: Lease, before: HeardNode | None, now: float) -> HeardNode:
     """What the lease says. Its renewal time, by the agent's clock, counts only for a lease heard for the first time, which may be
     old.
     """
-    first = min(now, _moment(lease.renewed, now))
+    renewed = seconds_told(lease.renewed)
+    first = now if renewed is None else min(now, renewed)
     seen = first if before is None else before.seen if before.renewed == lease.renewed else now
     bare = HeardNode(told_node(lease), lease.renewed, seen, float(lease.seconds or SILENT_SECONDS))
     try:
@@ -247,8 +248,9 @@ def standing_of(node: FleetNode | None) -> KubeNodeState:
     return KubeNodeState(node.ready, node.unschedulable, str(node.mode or ""), shown)
 
 
-def _moment(rfc3339: str, otherwise: float) -> float:
+def seconds_told(rfc3339: str) -> float | None:
+    """A time that others have written, in seconds since the epoch; None if it is none."""
     try:
         return datetime.datetime.fromisoformat(rfc3339).timestamp()
     except (ValueError, OverflowError):
-        return otherwise
+        return None

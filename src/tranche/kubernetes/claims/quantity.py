@@ -49,16 +49,11 @@ def parse_whole(text: str) -> int:
     return amount.numerator
 
 
-def parse_thousandths(text: str) -> int:
-    """The quantity in thousandths, as processors are counted, rounded up; UsageError for anything else."""
-    return _rounded_up(1000 * _amount(text))
-
-
 def resource_amounts(quantities: Mapping[str, object]) -> Iterator[tuple[str, int]]:
     """The amounts by resource: processors in thousandths, everything else as whole numbers."""
     for name, text in quantities.items():
         try:
-            yield str(name), parse_thousandths(str(text)) if name == "cpu" else parse_quantity(str(text))
+            yield str(name), _rounded_up(_amount(str(text)) * (1000 if name == "cpu" else 1))
         except UsageError:
             continue  # the API server accepts none
 

@@ -87,12 +87,8 @@ class DeviceCondition:
 NO_CONDITIONS = DeviceCondition()
 
 
-def write_conditions(wanted: DeviceCondition) -> list[str]:
+def write_conditions(wanted: DeviceCondition) -> Iterator[str]:
     """One expression per condition. JSON's numbers, strings and lists are valid CEL."""
-    return list(_expressions(wanted))
-
-
-def _expressions(wanted: DeviceCondition) -> Iterator[str]:
     if wanted.card_memory is not None:
         yield f"{_SIZE}{wanted.card_memory}"
     if len(wanted.isolations) == 1:
@@ -280,7 +276,7 @@ def _exactly(
         found["count"] = number
     if wanted:
         found["capacity"] = {"requests": wanted}
-    if selectors := write_conditions(replace(conditions, model=request.gpu_model.lower())):
+    if selectors := list(write_conditions(replace(conditions, model=request.gpu_model.lower()))):
         found["selectors"] = [{"cel": {"expression": each}} for each in selectors]
     return found
 

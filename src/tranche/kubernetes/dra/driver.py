@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from pathlib import Path
 
 from tranche.core.allocation import Slice, WholeGpu, overlap
-from tranche.core.errors import KubernetesNotFound, TrancheError
+from tranche.core.errors import TrancheError
 from tranche.hardware.nodes import DeviceFiles
 from tranche.hardware.process_stat import PROC
 from tranche.kubernetes.api.connection import ApiConnection
@@ -50,20 +50,15 @@ class ClaimReader:
         KubernetesUnavailable when the server does not answer, and its siblings.
         """
         async with self._places:
-            return await self._read(ref)
-
-    async def _read(self, ref: ClaimRef) -> KubeClaim | None:
-        while True:
-            version = _VERSIONS[self._version]
-            path = f"/apis/resource.k8s.io/{version}/namespaces/{ref.namespace}/resourceclaims/{ref.name}"
-            answer = await self._connection.ask(f"read {ref}", "GET", path)
-            if answer.status == 404 and _NO_SUCH_API in answer.message and self._version + 1 < len(_VERSIONS):
-                self._version += 1
-                continue
-            try:
-                return decode_claim(answer.accepted())
-            except KubernetesNotFound:
-                return None
+            while True:
+                version = _VERSIONS[self._version]
+                path = f"/apis/resource.k8s.io/{version}/namespaces/{ref.namespace}/resourceclaims/{ref.name}"
+                answer = await self._connection.ask(f"read {ref}", "GET", path)
+                if answer.status == 404 and _NO_SUCH_API in answer.message and self._version + 1 < len(_VERSIONS):
+                    self._version += 1
+                    continue
+                raw = answer.unless(404)
+                return None if raw is None else decode_claim(raw)
 
 
 _TICK_SECONDS = 1.0

@@ -55,11 +55,6 @@ class FleetNode:
         return node_mode(self.labels)
 
     @property
-    def has_word(self) -> bool:
-        """Whether the administrator has said how its GPUs are given away."""
-        return MODE_LABEL in self.labels
-
-    @property
     def mode_text(self) -> str:
         """The mode, for people; an unknown word as it is."""
         return f"'{self.labels.get(MODE_LABEL)}' (unknown)" if self.mode is None else str(self.mode)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tranche.core.quantity import MIB, format_memory
-from tranche.kubernetes.claims.vocabulary import DeviceType
+from tranche.kubernetes.claims.vocabulary import MODE_LABEL, DeviceType
 from tranche.kubernetes.fleet.device_request import DeviceRequestOption
 from tranche.kubernetes.fleet.devices import FleetDevice
 from tranche.kubernetes.fleet.explanation import given_document
@@ -96,7 +96,11 @@ def summaries(fleet: Fleet) -> tuple[FleetNodeSummary, ...]:
     rooms = fleet.rooms()
     nodes = fleet.nodes or tuple(FleetNode(name) for name in sorted(rooms))
     found = (_summary(node, rooms.get(node.name)) for node in nodes)
-    return tuple(each for each in found if each.gpus or each.node.resources or each.node.has_word or not each.complete)
+    return tuple(
+        each
+        for each in found
+        if each.gpus or each.node.resources or MODE_LABEL in each.node.labels or not each.complete
+    )
 
 
 def _summary(node: FleetNode, room: PoolUsage | None) -> FleetNodeSummary:

@@ -93,7 +93,7 @@ def place(
             continue
         found.append(PodPlacement(pod, chosen.name, chosen.granted))
         known[chosen.name] = _with(known[chosen.name], pod, request, chosen.granted)
-        kinds = kinds.with_pod(replace(pod, node=chosen.name))
+        kinds = replace(kinds, pods=(*kinds.pods, replace(pod, node=chosen.name)))
     return tuple(found)
 
 
@@ -202,10 +202,6 @@ class SpreadState:
 
     nodes: tuple[FleetNode, ...] = ()
     pods: tuple[ClusterPod, ...] = ()
-
-    def with_pod(self, pod: ClusterPod) -> SpreadState:
-        """The state with one more pod."""
-        return replace(self, pods=(*self.pods, pod))
 
     def reasons(self, pod: ClusterPod, rooms: Iterable[FleetNode]) -> Mapping[str, str]:
         """Why the pod cannot go to some of these nodes, by name, in words that complete `the node ...`."""
