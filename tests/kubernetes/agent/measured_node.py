@@ -13,7 +13,6 @@ from tests.kubernetes.waiting import PATIENCE_SECONDS, patiently, until
 from tranche.core.allocation import devices
 from tranche.core.errors import HardwareError
 from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
-from tranche.kubernetes.agent.process import metrics_server
 from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.component import Component, Readiness
 from tranche.metrics.samples import MetricNameSet
@@ -36,9 +35,8 @@ async def measured(
 ) -> AsyncIterator[MetricsServer]:
     """Serve the node's metrics for the length of the block; `readiness` is what its other components say."""
     components = {"inventory": Readiness(True)} if readiness is None else readiness
-    server = metrics_server(
-        node.services, MetricsSettings("127.0.0.1", 0, names, patience), parts, lambda: components, clock=clock
-    )
+    settings = MetricsSettings("127.0.0.1", 0, names, patience)
+    server = MetricsServer(node.services, settings, parts, readiness=lambda: components, clock=clock)
     tasks = [asyncio.create_task(node.services.gpu_events.run()), asyncio.create_task(server.run())]
     try:
         await until(lambda: server.ready().ready and node.services.gpu_events.ready().ready)

@@ -14,8 +14,7 @@ from tests.kubernetes.agent.measured_node import give_to_pods, measured, scrape,
 from tests.kubernetes.mig_manager.mig_node import ManagedNode, on_node
 from tests.kubernetes.waiting import until
 from tranche.core.errors import UsageError
-from tranche.kubernetes.agent.metrics_server import MetricsSettings
-from tranche.kubernetes.agent.process import metrics_server
+from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.mig_manager.manager import MigSettings
 from tranche.kubernetes.node.inventory import Inventory
@@ -172,7 +171,7 @@ def test_readings_that_are_too_old_are_left_out_and_their_age_is_said(tmp_path: 
         now = 100.0
         await node.inventory.latest.first()
         settings = MetricsSettings("", 0, patience=0.05)
-        server = metrics_server(node.services, settings, (), dict, clock=lambda: now)
+        server = MetricsServer(node.services, settings, (), readiness=dict, clock=lambda: now)
         while not (await server.facts()).readings:
             pass
         node.machine.machine.inject_latency("nvmlDeviceGetPowerUsage", 1.0)
@@ -208,7 +207,7 @@ def test_a_taken_port_is_the_components_failure(tmp_path: Path) -> None:
     async def check(node: ManagedNode) -> None:
         async with measured(node) as server:
             settings = MetricsSettings("127.0.0.1", server.port)
-            second = metrics_server(node.services, settings, (), dict)
+            second = MetricsServer(node.services, settings, (), readiness=dict)
             with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{server.port}") as caught:
                 await second.run()
             assert "--metrics-port" in caught.value.hint
@@ -219,7 +218,8 @@ def test_a_taken_port_is_the_components_failure(tmp_path: Path) -> None:
 
 def test_before_the_gpus_were_read_a_scrape_says_what_it_knows(tmp_path: Path) -> None:
     async def check(node: ManagedNode) -> None:
-        server = metrics_server(replace(node.services, inventory=_unread(node)), MetricsSettings("", 0), (), dict)
+        services = replace(node.services, inventory=_unread(node))
+        server = MetricsServer(services, MetricsSettings("", 0), (), readiness=dict)
         facts = await server.facts()
         assert (facts.view, facts.readings) == (None, None)
         assert facts.waiting_since == ()

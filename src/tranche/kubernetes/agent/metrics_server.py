@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -22,8 +22,9 @@ from tranche.core.readings import GpuReading
 from tranche.hardware.gpu_events import GpuEvent, GpuEventKind
 from tranche.hardware.nvml_errors import NVML_ERRORS
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
-from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.latest_value import within
+from tranche.kubernetes.mig_manager.manager import MigManager
 from tranche.kubernetes.mig_manager.state import REASON_LABEL, STATE_LABEL, asking, wanted_layout
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
@@ -114,7 +115,8 @@ class MetricsSettings:
 
 
 class MetricsServer:
-    """A component. `readiness` covers all components; `mismatched` counts GPUs that differ from the wanted layout.
+    """A component of an agent with these `parts`; without the MIG manager the layouts are unknown. `readiness` is that of all
+    components.
 
     `clock` is monotonic, in seconds.
     """
@@ -125,15 +127,15 @@ class MetricsServer:
         self,
         services: NodeContext,
         settings: MetricsSettings,
+        parts: Sequence[Component],
         *,
         readiness: Callable[[], Mapping[str, Readiness]],
-        mismatched: Callable[[], int | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._services = services
         self._settings = settings
         self._readiness = readiness
-        self._mismatched = mismatched
+        self._manager = next((part for part in parts if isinstance(part, MigManager)), None)
         self._clock = clock
         self._gauges = NvmlGaugeReader(clock)
         self._readings: BackgroundReader[tuple[GpuReading, ...]] = BackgroundReader("gauges", clock=clock)
@@ -226,4 +228,4 @@ class MetricsServer:
         if not name:
             return None
         state, reason = node.labels.get(STATE_LABEL, ""), node.labels.get(REASON_LABEL, "")
-        return LayoutFacts(name, state, reason, self._mismatched())
+        return LayoutFacts(name, state, reason, None if self._manager is None else self._manager.mismatched())

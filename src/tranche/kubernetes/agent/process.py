@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -17,7 +17,7 @@ from tranche.core.errors import LedgerUnavailable
 from tranche.hardware.gpu_events import GpuEventStream, needs_recovery
 from tranche.kubernetes.agent.boot_unit import BootUnit
 from tranche.kubernetes.agent.leaving import give_gpus_back, last_look_at, take_files_along
-from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
+from tranche.kubernetes.agent.metrics_server import MetricsServer
 from tranche.kubernetes.agent.parts import AgentOptions, build_parts
 from tranche.kubernetes.agent.state_folder import StateFolderWatch
 from tranche.kubernetes.api.client import KubeClient
@@ -30,7 +30,6 @@ from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, cdi_obstacle
 from tranche.kubernetes.kubelet.pod_resources import PodResourcesClient
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.mig_manager.manager import MigManager
 from tranche.kubernetes.node.gpu_events import DeviceHealthWatch, GpuEventWatch
 from tranche.kubernetes.node.health import XidPolicy, xid_policy
 from tranche.kubernetes.node.inventory import Inventory, RegisterWatch
@@ -133,7 +132,7 @@ async def _serve(host: Host, options: AgentOptions, environ: Mapping[str, str]) 
         components.append(boot_unit)
     metrics = None
     if options.metrics is not None:
-        metrics = metrics_server(services, options.metrics, built, lambda: node_agent.readiness())
+        metrics = MetricsServer(services, options.metrics, built, readiness=lambda: node_agent.readiness())
         components.append(metrics)
     node_agent = Supervisor(components, clock=time.monotonic)
 
@@ -174,20 +173,6 @@ async def _say_of_node(api: KubeClient, node: LatestValue[KubeNode | None], mess
     _log.warning("MPS daemons keep running", extra={"why": message})
     if node.synced and node.value is not None:
         await api.create_node_event(node.value, KubeEventType.WARNING, "MpsDaemonsStay", message)
-
-
-def metrics_server(
-    services: NodeContext,
-    settings: MetricsSettings,
-    parts: Sequence[Component],
-    readiness: Callable[[], Mapping[str, Readiness]],
-    *,
-    clock: Callable[[], float] = time.monotonic,
-) -> MetricsServer:
-    """The metrics of an agent with these parts; without the MIG manager the layouts are unknown. `clock` is in seconds."""
-    manager = next((part for part in parts if isinstance(part, MigManager)), None)
-    mismatched = manager.mismatched if manager is not None else lambda: None
-    return MetricsServer(services, settings, readiness=readiness, mismatched=mismatched, clock=clock)
 
 
 async def _serve_alone(state_folder: StateFolderWatch, serving: asyncio.Event, node_agent: Supervisor) -> None:
