@@ -56,11 +56,7 @@ class Replica:
             now=lambda: self.now,
             sleep=self.steps.sleep,
         )
-        self.pages = HttpServer(_no_page, _echo, longest=1000)
-
-
-async def _no_page(path: str, headers: object) -> HttpResponse:
-    return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED)
+        self.pages = HttpServer(None, _echo, longest=1000)
 
 
 async def _echo(path: str, body: bytes) -> HttpResponse:

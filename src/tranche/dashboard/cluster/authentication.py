@@ -128,7 +128,7 @@ class RequestAuthenticator:
         ingress that speaks TLS, and only a browser with a cookie from there can tell.
         """
         host = headers.get("host", "")
-        if not self._called(host):
+        if name_of(host) not in LOOPBACK_NAMES and name_of(host).lower() not in self.hosts:
             return RefusalReason(HTTPStatus.MISDIRECTED_REQUEST, "this server does not serve that host name")
         origins = [f"http://{host}", f"https://{host}"]
         if name_of(host) in LOOPBACK_NAMES:
@@ -161,10 +161,6 @@ class RequestAuthenticator:
     def sessions(headers: Sequence[tuple[str, str]]) -> frozenset[str]:
         """Every session that a request names, regardless of its other headers."""
         return frozenset(session for name, value in headers if name == "cookie" for _, session in _cookies(value))
-
-    def _called(self, host: str) -> bool:
-        name = name_of(host)
-        return name in LOOPBACK_NAMES or name.lower() in self.hosts
 
     def _of_proxy(self, headers: Sequence[tuple[str, str]]) -> KubeUser | RefusalReason | None:
         """The user whom the proxy names; None without a trusted proxy, whose headers are then ignored."""

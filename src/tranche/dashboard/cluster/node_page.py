@@ -77,7 +77,10 @@ def node_share_page(
     """The share of that name. Each node names its own shares: if several have one, they are listed. `act` gives the link to its
     actions.
     """
-    pages = [(each, apart(each.name, partial(_share_of, each, allocation_id, now), lambda: None)) for each in nodes]
+    pages = [
+        (each, apart(each.name, partial(share_page, allocation_id, each.overview, (), now), lambda: None))
+        for each in nodes
+    ]
     found = [(node, page) for node, page in pages if page is not None]
     if not found:
         return None
@@ -96,10 +99,6 @@ def several_page(title: str, said: str, address: str, nodes: Sequence[SeenNode])
     return DashboardPage(
         title, element("div", element("p", said), element("ul", [element("li", each) for each in ways]))
     )
-
-
-def _share_of(node: SeenNode, allocation_id: str, now: float) -> DashboardPage | None:
-    return share_page(allocation_id, node.overview, (), now)
 
 
 def layouts_address(node: str) -> str:

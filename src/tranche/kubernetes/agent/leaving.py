@@ -125,7 +125,7 @@ def leave(
             nodes -= others
             if others:
                 for name in sorted(nodes):
-                    for lease in _leases_of(name):
+                    for lease in (ticket_name(name), lease_name(REPORT, name), lease_name(CHOICES, name)):
                         await leases.delete(Lease(lease))
             else:
                 for label in (TICKET_LABEL, PLACING_LABEL, TOLD_LABEL):
@@ -134,10 +134,6 @@ def leave(
                 await _clean(cluster, name, parts, say)
 
     asyncio.run(run())
-
-
-def _leases_of(node: str) -> tuple[str, ...]:
-    return (ticket_name(node), lease_name(REPORT, node), lease_name(CHOICES, node))
 
 
 async def _end_agents(cluster: ClusterClient, namespace: str, name: str, patience: float, say: Say) -> set[str]:

@@ -87,7 +87,7 @@ class KubeClient:
     def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[Mapping[str, str] | None]:
         """The ConfigMap's texts now, then after each change; None while no ConfigMap has that name."""
         label, path = f"ConfigMap {namespace}/{name}", f"/api/v1/namespaces/{namespace}/configmaps"
-        return ObjectSource(self._connection, label, path, named(name), _data).versions()
+        return ObjectSource(self._connection, label, path, named(name), lambda raw: raw.get("data") or {}).versions()
 
     async def create_node_event(self, node: KubeNode, severity: KubeEventType, reason: str, message: str) -> None:
         """Record an event about the node; a repeated one is counted instead of added. `reason` is one CamelCase word."""
@@ -190,10 +190,6 @@ class ClusterClient(KubeClient):
         patch = {"status": {"conditions": [{"type": type_, "$patch": "delete"}]}}
         what = f"remove condition {type_} of node {name}"
         await self._patch(what, f"{_node_path(name)}/status", patch, _STRATEGIC_PATCH)
-
-
-def _data(config_map: Json) -> Mapping[str, str]:
-    return config_map.get("data") or {}
 
 
 def _node_path(name: str) -> str:

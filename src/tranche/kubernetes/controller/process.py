@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from http import HTTPStatus
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
@@ -26,7 +25,7 @@ from tranche.kubernetes.gated.left_at_gate import StrandedPodWatch
 from tranche.kubernetes.gated.scheduler.cluster_watch import ClusterWatch
 from tranche.kubernetes.gated.scheduler.placing import PlacingClient, PlacingLeader
 from tranche.kubernetes.rollout.leadership import LeaderLease
-from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer, serve_health
+from tranche.kubernetes.serving.http_server import HttpServer, serve_health
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.kubernetes.webhook.identity import WebhookIdentity, webhook_configurations
 from tranche.kubernetes.webhook.template_store import TemplateStore
@@ -116,7 +115,7 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
     supervisor = Supervisor(components, clock=time.monotonic)
 
     webhook = PodWebhook(store, cards.latest, backend.latest, take_over=options.take_over)
-    pages = HttpServer(_no_page, webhook.answer, longest=_LONGEST_REVIEW, most=_MOST_REVIEWS, seconds=_REVIEW_SECONDS)
+    pages = HttpServer(None, webhook.answer, longest=_LONGEST_REVIEW, most=_MOST_REVIEWS, seconds=_REVIEW_SECONDS)
     await identity.prepare()
     await pages.start(options.webhook_host, options.webhook_port, option="--webhook-port", tls=tls)
     health = await serve_health(options.health_host, options.health_port, supervisor.readiness)
@@ -135,10 +134,6 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
         running.cancel()
         await asyncio.wait({running})
         await connection.aclose()
-
-
-async def _no_page(path: str, headers: Mapping[str, str]) -> HttpResponse:
-    return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"{}")
 
 
 def _hosts(service: str, namespace: str) -> tuple[str, ...]:

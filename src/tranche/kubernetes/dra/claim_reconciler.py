@@ -180,7 +180,14 @@ class ClaimReconciler:
             keeper = allocations[0].keeper
             assert isinstance(keeper, ClaimKeeper)
             order = await self._order_of(keeper)
-            stands = None if order is None else isinstance(order, ClaimRequest) and _is(order, allocations)
+            stands = (
+                None
+                if order is None
+                else (
+                    isinstance(order, ClaimRequest)
+                    and any(as_given(order.grants) == as_given(each.grants) for each in allocations)
+                )
+            )
             if stands is not None:
                 over = over - {uid} if stands else over | {uid}
             if uid in living:
@@ -236,7 +243,3 @@ def _restarted_since(keeper: ClaimKeeper) -> bool:
     """Whether the machine was restarted since the claim was prepared; a restart ends every container."""
     now = boot_id()
     return bool(now and keeper.boot) and keeper.boot != now
-
-
-def _is(order: ClaimRequest, allocations: tuple[Allocation, ...]) -> bool:
-    return any(as_given(order.grants) == as_given(each.grants) for each in allocations)

@@ -14,7 +14,7 @@ from tranche.core.quantity import MIB, format_memory
 from tranche.kubernetes.api.node_rules import Taint, Toleration, meets, unmet, untolerated
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL, DeviceType, TaintKey
-from tranche.kubernetes.fleet.device_request import DeviceMismatch, DeviceRequest, DeviceRequestOption
+from tranche.kubernetes.fleet.device_request import DeviceRequest, DeviceRequestOption
 from tranche.kubernetes.fleet.devices import FleetDevice
 from tranche.kubernetes.fleet.fleet import (
     MOST_DEVICES,
@@ -220,12 +220,8 @@ def _lacking(
 
 def _never(demand: DeviceRequest, node: FleetNode, room: PoolUsage) -> NodeFit:
     misses = [each.misfit(device) for each in demand.alternatives for device in room.pool.devices]
-    nearest = max((each for each in misses if each is not None), key=_nearness)
+    nearest = max((each for each in misses if each is not None), key=lambda each: (each.rank, -each.missing))
     return NodeFit(node.name, nearest.reason, nearest.text, nearest.missing)
-
-
-def _nearness(each: DeviceMismatch) -> tuple[int, int]:
-    return each.rank, -each.missing
 
 
 _TAINT_TEXTS = {

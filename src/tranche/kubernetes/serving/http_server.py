@@ -32,7 +32,7 @@ class HttpResponse:
 
 
 class HttpServer:
-    """Calls `answer` with a path, without its query, and the request's headers, with lower-case names.
+    """Calls `answer`, if there is one, with a path, without its query, and the request's headers, with lower-case names.
 
     Calls `question`, if there is one, with a path and the body of a POST, of at most `longest` bytes. A request and its answer
     together may take five seconds, or `seconds`, even if the client does not read the answer; then the server closes the
@@ -42,7 +42,7 @@ class HttpServer:
 
     def __init__(
         self,
-        answer: Callable[[str, Mapping[str, str]], Awaitable[HttpResponse]],
+        answer: Callable[[str, Mapping[str, str]], Awaitable[HttpResponse]] | None,
         question: Callable[[str, bytes], Awaitable[HttpResponse]] | None = None,
         *,
         longest: int = 0,
@@ -115,7 +115,7 @@ class HttpServer:
         method, path, *_ = first.split(" ", 2)
         answer = HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"{}")
         headers = _headers(lines)
-        if method in ("GET", "HEAD"):
+        if method in ("GET", "HEAD") and self._answer is not None:
             self._asked(writer)
             answer = await self._answer(path.partition("?")[0], headers)
         elif method == "POST" and self._question is not None:
