@@ -234,8 +234,7 @@ class ResourceServer:
                 (name for each in request.container_requests for name in each.devices_ids), self._clock()
             )
         except TrancheError as error:
-            _log.warning("allocation refused", extra={"resource": self.resource, "error": str(error)})
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.message}; {error.hint}".rstrip("; "))
+            await self._refuse(context, "allocation refused", error)
         finally:
             self._allocating -= 1
         return answer
@@ -251,9 +250,12 @@ class ResourceServer:
             if self.starter is not None:
                 await self.starter(request.devices_ids)
         except TrancheError as error:
-            _log.warning("refused to start a container", extra={"resource": self.resource, "error": str(error)})
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.message}; {error.hint}".rstrip("; "))
+            await self._refuse(context, "refused to start a container", error)
         return pb.PreStartContainerResponse()
+
+    async def _refuse(self, context: Any, what: str, error: TrancheError) -> None:
+        _log.warning(what, extra={"resource": self.resource, "error": str(error)})
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.message}; {error.hint}".rstrip("; "))
 
 
 def _device(device: ListedDevice) -> pb.Device:
