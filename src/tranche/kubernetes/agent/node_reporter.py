@@ -25,7 +25,7 @@ from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.node_mode import mode_in_force
-from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.devices.taints import KeptRoom, kept_sizes
 from tranche.kubernetes.gated.leases import offered_view, withheld_places
 from tranche.kubernetes.latest_value import LatestValue
@@ -256,8 +256,9 @@ _SET_SECONDS = 10.0
 """If a clock drifts by more than this between two readings, somebody set it."""
 
 
-class GpuUseWatch:
-    """A component: after each reading, publishes the annotation's text in `latest`.
+class GpuUseWatch(Component):
+    """A component: after each reading, publishes the annotation's text in `latest`. Charts are no reason to take the node's agent
+    out of service, so it is always ready.
 
     It never holds up other parts: while the driver hangs, it reads nothing and leaves a gap. `now` is seconds since the epoch;
     `clock` is monotonic. If the two drift apart, the system clock was set, and the time of earlier samples is unknown.
@@ -280,10 +281,6 @@ class GpuUseWatch:
         self._now = now
         self._clock = clock
         self._sleep = sleep
-
-    def ready(self) -> Readiness:
-        """Always ready: charts are no reason to take the node's agent out of service."""
-        return Readiness(True)
 
     async def run(self) -> None:
         """Load what was recorded before, then record until cancelled."""

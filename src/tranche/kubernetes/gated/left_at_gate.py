@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
-from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.component import Component
 from tranche.kubernetes.gated.explaining import AT_GATE_ADVICE, LEFT_AT_GATE
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, decode_cluster_pod
 
@@ -19,7 +19,7 @@ _MOST_SAID = 50
 _log = logging.getLogger(__name__)
 
 
-class StrandedPodWatch:
+class StrandedPodWatch(Component):
     """A component of clusters with claims. Every replica looks; all write one event."""
 
     name = "left-at-gate"
@@ -28,10 +28,6 @@ class StrandedPodWatch:
         self._connection = connection
         self._say = say
         self._said: set[str] = set()
-
-    def ready(self) -> Readiness:
-        """Always ready: nothing depends on it."""
-        return Readiness(True)
 
     async def run(self) -> None:
         """Look at intervals until cancelled."""

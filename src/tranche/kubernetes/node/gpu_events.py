@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from tranche.hardware.gpu_events import GpuEvent, GpuEventStream
-from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import FaultyDevices, XidPolicy
 from tranche.kubernetes.node.inventory import Inventory, Snapshot
@@ -110,8 +110,8 @@ def _gpus(snapshot: Snapshot) -> Gpus:
 _RECOVERY_SECONDS = 5.0
 
 
-class DeviceHealthWatch:
-    """A component: derives the faults from the driver's events.
+class DeviceHealthWatch(Component):
+    """A component: derives the faults from the driver's events, whose own component says whether it listens.
 
     `needs_recovery` says whether the driver wants a GPU reset, and blocks; it is asked about each faulty GPU every
     `recovery_seconds`. `policy` says which errors count as faults. `clock` is monotonic, in seconds.
@@ -136,10 +136,6 @@ class DeviceHealthWatch:
         self._policy = policy
         self._clock = clock
         self._recovery_seconds = recovery_seconds
-
-    def ready(self) -> Readiness:
-        """Always ready: the component of the driver's events says whether it listens."""
-        return Readiness(True)
 
     async def run(self) -> None:
         """Listen until cancelled."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
-from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.latest_value import LatestValue, within
 
 DEFAULT_PERIOD = 10.0
@@ -177,8 +177,10 @@ class Inventory:
 _PERIOD_SECONDS = 1.0
 
 
-class RegisterWatch:
-    """Asks for the register's version once a second; `version` blocks and runs on a thread."""
+class RegisterWatch(Component):
+    """Asks for the register's version once a second; `version` blocks and runs on a thread. The inventory says whether the
+    register is readable.
+    """
 
     name = "register-watch"
 
@@ -186,10 +188,6 @@ class RegisterWatch:
         self._version = version
         self._inventory = inventory
         self._period = period
-
-    def ready(self) -> Readiness:
-        """Always ready: the inventory says whether the register is readable."""
-        return Readiness(True)
 
     async def run(self) -> None:
         """Watch until cancelled; LedgerUnavailable when the register does not answer."""

@@ -27,7 +27,7 @@ from tranche.kubernetes.api.decoding import Json, part, timestamp
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.reader import listed
 from tranche.kubernetes.claims.vocabulary import KUEUE
-from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.component import Component
 from tranche.kubernetes.webhook.injection import (
     REQUEST_ANNOTATION,
     TEMPLATE_LABEL,
@@ -50,9 +50,9 @@ _GROUP = "/apis/resource.k8s.io/v1"
 _log = logging.getLogger(__name__)
 
 
-class TemplateStore:
-    """A cluster's templates, and a component that removes those out of use. `clock` is monotonic, in seconds. Errors are those of
-    `KubeClient`.
+class TemplateStore(Component):
+    """A cluster's templates, and a component that removes those out of use. It is always ready: leftovers are merely untidy.
+    `clock` is monotonic, in seconds. Errors are those of `KubeClient`.
     """
 
     name = "sweeper"
@@ -105,10 +105,6 @@ class TemplateStore:
         return next(
             (str(part(part(each, "metadata"), "annotations").get(REQUEST_ANNOTATION, "")) for each in found), ""
         )
-
-    def ready(self) -> Readiness:
-        """Always ready: leftovers are merely untidy."""
-        return Readiness(True)
 
     async def run(self) -> None:
         """Sweep until cancelled. Each replica does: what one has removed is gone for the others."""

@@ -22,7 +22,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import encode_event
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import EvictionStatus, KubeEventType, PodRef
-from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.component import Component
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, choices_from_lease, choices_to_lease
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, decode_cluster_pod
 from tranche.kubernetes.gated.scheduler.cluster_watch import ClusterWatch
@@ -305,8 +305,10 @@ class RetryHistory:
         return {pod.uid: frozenset(by_job[pod.job]) for pod in now.pods.values() if pod.job in by_job}
 
 
-class PlacingLeader:
-    """A component. `clock` is monotonic, in seconds; `random` returns numbers from 0 to 1."""
+class PlacingLeader(Component):
+    """A component, always ready: another replica may lead, and the webhook still answers. `clock` is monotonic, in seconds;
+    `random` returns numbers from 0 to 1.
+    """
 
     name = "placer"
 
@@ -327,10 +329,6 @@ class PlacingLeader:
         self._random = random
         self._tries = RetryHistory()
         self._said: dict[str, tuple[str, float]] = {}
-
-    def ready(self) -> Readiness:
-        """Always ready: another replica may lead, and the webhook still answers."""
-        return Readiness(True)
 
     async def run(self) -> None:
         """Compete for the lead, and lead, until cancelled."""
