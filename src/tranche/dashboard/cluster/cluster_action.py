@@ -310,14 +310,6 @@ class ClusterActionHandler:
             pods = [await _pod(connection, *each) for each in holders]
         return release_plan(action, pods)
 
-    def said(self, viewer: KubeUser) -> str:
-        """Whose rights decide, in words for the viewer; UsageError if this viewer may do nothing here."""
-        return self.account(viewer).said
-
-    async def why_not(self, viewer: KubeUser, plan: ClusterPlan) -> str:
-        """Which right the viewer lacks for it; "" if none. The API server judges again when it is done."""
-        return await self.account(viewer).lacks(plan.rights)
-
     def key(self, viewer: KubeUser, plan: ClusterPlan) -> str:
         """The key of a form that shows the viewer that plan."""
         return self._keys.key(_session(viewer), plan.action.address, plan.digest)

@@ -271,13 +271,14 @@ class ClusterPages(GatedRequestHandler):
         moved = ""
         if posted:
             moved = _CHANGED if plan.digest != fields.get("plan") else acts.spend(viewer, plan, fields.get("key", ""))
-        why_not = await acts.why_not(viewer, plan)
+        account = acts.account(viewer)
+        why_not = await account.lacks(plan.rights)
         if posted and not moved:
             if why_not:
                 return await self._refused(request, action.title, why_not, HTTPStatus.FORBIDDEN)
             await acts.act(viewer, plan)
             return RedirectResponse(f"/nodes/{quote(action.node, safe='')}", HTTPStatus.SEE_OTHER)
-        page = plan_page(plan, "" if why_not else acts.key(viewer, plan), why_not, acts.said(viewer), moved=moved)
+        page = plan_page(plan, "" if why_not else acts.key(viewer, plan), why_not, account.said, moved=moved)
         status = HTTPStatus.CONFLICT if moved else HTTPStatus.OK
         return await self._answer(request, partial(with_outlook, page, action, view), status)
 
@@ -289,7 +290,7 @@ class ClusterPages(GatedRequestHandler):
         if self._acts is None:
             return "This page is read-only."
         try:
-            return f"The pages of nodes and shares show the available actions. {self._acts.said(viewer)}"
+            return f"The pages of nodes and shares show the available actions. {self._acts.account(viewer).said}"
         except UsageError as error:
             return f"{error.message[:1].upper()}{error.message[1:]}."
 
