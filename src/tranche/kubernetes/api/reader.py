@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.decoding import Json, part
 
 _PIECE = "500"
 
@@ -51,6 +51,11 @@ class ClusterReader:
             return None
         except KubernetesNotFound:
             return None
+
+    async def names(self, what: str, path: str) -> frozenset[str] | None:
+        """The names of the objects of a list; None as for `objects`."""
+        found = await self.decoded(what, path, lambda raw: str(part(raw, "metadata").get("name") or ""))
+        return None if found is None else frozenset(found)
 
     async def object(self, what: str, path: str) -> Json | None:
         """One object; None where there is none, or the caller may not read it."""

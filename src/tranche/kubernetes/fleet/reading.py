@@ -60,20 +60,10 @@ async def read_fleet(connection: ApiConnection, namespace: str) -> Fleet:
             pools=pools_of(slices or ()),
             claims=claims or (),
             unread=reader.unread,
-            classes=await _classes(connection),
+            # By a reader of its own: without them, an explanation is only poorer.
+            classes=await ClusterReader(connection).names("device classes", CLASSES),
             within=within,
         )
-
-
-async def _classes(connection: ApiConnection) -> frozenset[str] | None:
-    """The names of all device classes; None where the caller may not read them, which only makes an explanation poorer."""
-    reader = ClusterReader(connection)
-    found = await reader.decoded("device classes", CLASSES, _name)
-    return None if found is None else frozenset(found)
-
-
-def _name(raw: Mapping[str, Any]) -> str:
-    return str((raw.get("metadata") or {}).get("name") or "")
 
 
 @contextmanager

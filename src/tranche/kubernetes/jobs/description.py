@@ -103,8 +103,8 @@ def _holdings(pods: Sequence[JobPod], fleet: Fleet) -> Mapping[str, Sequence[Hel
 async def _word_of_queue(reader: ClusterReader, job: KubeJob) -> str:
     """Why Kueue does not start the Job yet, as the condition of its Workload says."""
     within = f"{KUEUE}/namespaces/{job.namespace}"
-    queues = await reader.objects("Kueue's queues", f"{within}/localqueues")
-    if queues is not None and job.queue not in {str(part(each, "metadata").get("name")) for each in queues}:
+    queues = await reader.names("Kueue's queues", f"{within}/localqueues")
+    if queues is not None and job.queue not in queues:
         return f"it waits for Kueue's queue {job.queue}, which does not exist"
     own = {"labelSelector": f"kueue.x-k8s.io/job-uid={job.uid}"}
     workloads = await reader.objects("Kueue's workloads", f"{within}/workloads", **own)

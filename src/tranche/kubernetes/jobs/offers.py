@@ -9,7 +9,6 @@ from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request
 from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.decoding import part
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.spec import ClaimSpec, SharedGpuModel
@@ -67,9 +66,8 @@ async def check_class(api: ApiConnection, request: Request, spec: ClaimSpec) -> 
     """
     (asked,) = spec.devices["requests"]
     names = {each["deviceClassName"] for each in asked.get("firstAvailable") or (asked["exactly"],)}
-    found = await ClusterReader(api).objects("device classes", CLASSES)
-    known = {str(each["metadata"]["name"]) for each in found or ()}
-    if found is None or names <= known:
+    known = await ClusterReader(api).names("device classes", CLASSES)
+    if known is None or names <= known:
         return
     ours = sorted(name for name in known if label_of_class(name) or name in set(DeviceClassName))
     if isinstance(request.demand, MigSlice) and ours:
@@ -86,8 +84,7 @@ async def check_class(api: ApiConnection, request: Request, spec: ClaimSpec) -> 
 async def check_priority(api: ApiConnection, priority: str) -> None:
     """Return when the cluster has that WorkloadPriorityClass of Kueue, or the caller may not look; else KubernetesNotFound."""
     reader = ClusterReader(api)
-    found = await reader.objects("Kueue's priority classes", f"{KUEUE}/workloadpriorityclasses")
-    names = sorted(str(part(each, "metadata").get("name")) for each in found or ())
+    names = sorted(await reader.names("Kueue's priority classes", f"{KUEUE}/workloadpriorityclasses") or ())
     if priority not in names and not reader.unread:
         raise KubernetesNotFound(
             f"this cluster has no WorkloadPriorityClass '{priority}'",
@@ -102,8 +99,8 @@ async def check_queue(api: ApiConnection, namespace: str, queue: str) -> None:
         KubernetesNotFound: it has none, so the Job would wait forever or, without Kueue, start at once.
     """
     reader = ClusterReader(api)
-    found = await reader.objects("Kueue's queues", f"{KUEUE}/namespaces/{namespace}/localqueues")
-    names = sorted(str(part(each, "metadata").get("name")) for each in found or ())
+    found = await reader.names("Kueue's queues", f"{KUEUE}/namespaces/{namespace}/localqueues")
+    names = sorted(found or ())
     if queue in names or reader.unread:
         return
     raise KubernetesNotFound(
