@@ -17,7 +17,7 @@ PLAIN_WORDS = frozenset(
     re.findall(
         "[a-z]+",
         """
-    actor authenticator backoff cache cancelled candidate capacity certificate change client clock command component
+    actor authenticator cache cancelled candidate capacity certificate change client clock command component
     condition config connection context credentials cut driver edits element error event executor explanation facts family
     file filter finding fit fleet folder formatter granted group handler health holder hook host identity impossible
     installation interrupted inventory job key kind leader lease ledger limit list lock log long machine manager

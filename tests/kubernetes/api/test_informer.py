@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.informer import Backoff, ObjectList, ObjectSource, WatchEvent, WatchEventType, after
+from tranche.kubernetes.api.informer import ObjectList, ObjectSource, WatchEvent, WatchEventType, after
 from tranche.kubernetes.api.kubeconfig import ApiServer
 
 
@@ -33,15 +34,6 @@ def test_an_accepted_watch_changes_nothing_and_an_expiry_forgets_everything() ->
     known = ObjectList("3", {"a": "y"})
     assert after(known, WatchEvent(WatchEventType.OPENED)) is known
     assert after(known, WatchEvent(WatchEventType.EXPIRED)) is None
-
-
-@given(random=st.floats(0, 1))
-def test_pauses_double_up_to_the_longest_and_are_shortened_by_at_most_half(random: float) -> None:
-    backoff = Backoff(lambda: random, first=1.0, last=8.0)
-    for whole in (1, 2, 4, 8, 8):
-        assert whole / 2 <= backoff.pause() <= whole
-    backoff.reset()
-    assert 0.5 <= backoff.pause() <= 1
 
 
 @dataclass(frozen=True)
@@ -154,3 +146,29 @@ def test_whatever_happens_the_last_snapshot_is_the_world(script: list[Put | Trou
     assert troubles[-1] == "", "the last listing succeeded"
     assert set(troubles) <= {"", "no", "busy"}
     assert all(0 < seconds <= 30 for seconds in pauses), "never without a pause, never longer than half a minute"
+
+
+@given(random=st.floats(0, 1))
+def test_pauses_double_up_to_the_longest_and_are_shortened_by_at_most_half(random: float) -> None:
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    script: list[Put | Trouble] = [
+        *[Trouble("unavailable")] * 8,
+        Trouble("open"),
+        Trouble("break"),
+        Trouble("unavailable"),
+    ]
+    connection = ApiConnection(ApiServer("http://no-server"), random=lambda: random, sleep=pause)
+    source = ScriptedSource(connection, "things", "/things", {}, str, script=script)
+
+    async def follow() -> None:
+        with suppress(asyncio.CancelledError):
+            async for _ in source.snapshots():
+                pass
+
+    asyncio.run(follow())
+    wholes = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 0.5, 1.0]
+    assert all(whole / 2 <= seconds <= whole for seconds, whole in zip(pauses, wholes, strict=True))

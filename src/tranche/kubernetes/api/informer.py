@@ -3,7 +3,7 @@
 The core is pure: `ObjectList` and `after` say how an event changes what is known. An `ObjectSource`, the objects of one kind that
 a selector picks, adds the network and the waiting. It lists everything again whenever a watch ends, because versions mean nothing
 after the API server's database was restored to an earlier one: the server then accepts a watch from a version that it has not
-reached yet, and stays silent. `Backoff` paces the failures.
+reached yet, and stays silent.
 """
 
 from __future__ import annotations
@@ -73,27 +73,7 @@ def after(known: ObjectList[Item], event: WatchEvent[Item]) -> ObjectList[Item] 
     return ObjectList(event.resource_version, {**known.items, event.key: event.item})
 
 
-class Backoff:
-    """Pauses in seconds that double from `first` to `last`, each randomly shortened by up to half to spread the nodes."""
-
-    def __init__(self, random: Callable[[], float], *, first: float = 0.5, last: float = 30.0) -> None:
-        """`random` gives numbers from 0 to 1."""
-        self._random = random
-        self._first = first
-        self._last = last
-        self._next = first
-
-    def pause(self) -> float:
-        """The next pause, in seconds."""
-        whole = self._next
-        self._next = min(2 * whole, self._last)
-        return whole * (1 - self._random() / 2)
-
-    def reset(self) -> None:
-        """Start again with the shortest pause."""
-        self._next = self._first
-
-
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _WATCH_SECONDS = 300
 _QUIET_SECONDS = int(SILENT_SECONDS * 0.8)
 
@@ -117,7 +97,7 @@ class ObjectSource(Generic[Item]):
 
         Calls `note` after each listing with the reason why it failed, "" if it succeeded.
         """
-        backoff, failing = Backoff(self.connection.random), ""
+        pause, failing = _FIRST_PAUSE_SECONDS, ""
         shown: Mapping[str, Item] | None = None
         while True:
             try:
@@ -129,8 +109,7 @@ class ObjectSource(Generic[Item]):
                     async for event in events:
                         if failing:
                             _log.info("watching again", extra={"object": self.label})
-                        failing = ""
-                        backoff.reset()
+                        pause, failing = _FIRST_PAUSE_SECONDS, ""
                         news = after(known, event)
                         if news is None:
                             break
@@ -143,8 +122,9 @@ class ObjectSource(Generic[Item]):
                     said = {"object": self.label, "reason": error.reason, "error": str(error)}
                     _log.warning("cannot watch", extra=said)
                 failing = str(error)
-            # Pause even after a watch that ended normally: an API server may end each watch at once.
-            await self.connection.sleep(backoff.pause())
+            # Also after a watch that ended normally: an API server may end each watch at once. Not all nodes ask at one time.
+            await self.connection.sleep(pause * (1 - self.connection.random() / 2))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _listed(self, note: Callable[[str], None]) -> ObjectList[Item]:
         try:
