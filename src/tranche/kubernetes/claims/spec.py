@@ -139,7 +139,7 @@ REQUEST_NAME = "gpu"
 """The name of a claim's one request, by which containers ask for it."""
 
 MOST_DEVICES = 32
-"""The API's limit of devices for a claim."""
+"""The API's limit of devices for a claim: `AllocationResultsMaxSize` of `resource.k8s.io`."""
 
 MOST_ALTERNATIVES = 8
 """The API's limit of alternatives for a request."""

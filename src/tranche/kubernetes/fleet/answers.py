@@ -13,11 +13,11 @@ from itertools import islice
 from tranche.core.quantity import MIB, format_memory
 from tranche.kubernetes.api.node_rules import Taint, Toleration, meets, unmet, untolerated
 from tranche.kubernetes.claims.node_mode import NodeMode
+from tranche.kubernetes.claims.spec import MOST_DEVICES
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL, DeviceType, TaintKey
 from tranche.kubernetes.fleet.device_request import DeviceRequest, DeviceRequestOption
 from tranche.kubernetes.fleet.devices import FleetDevice
 from tranche.kubernetes.fleet.fleet import (
-    MOST_DEVICES,
     PoolUsage,
     against,
     had_together,

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 
 from tranche.core.sharing import Sharing
 from tranche.kubernetes.api.node_rules import Taint
+from tranche.kubernetes.claims.spec import MOST_DEVICES
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.fleet.device_request import DeviceRequest, DeviceRequestOption
 from tranche.kubernetes.fleet.devices import FleetDevice, Pool
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNode
 from tranche.planning.decide.realise import why_not_together
-
-MOST_DEVICES = 32
-"""How many devices one claim can have (`AllocationResultsMaxSize` of `resource.k8s.io`)."""
 
 
 @dataclass(frozen=True, slots=True)
