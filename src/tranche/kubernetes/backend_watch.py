@@ -124,9 +124,7 @@ class BackendComponent:
 
     async def _until(self, inside: bool) -> None:
         """Return once the backend is one of ours; with `inside` false, once it is not."""
-        async for backend in self._backend.changes():
-            if (backend in self._backends) is inside:
-                return
+        await self._backend.until(lambda backend: (backend in self._backends) is inside)
 
     async def _settled(self, owed: CleanupTask) -> None:
         """Return once two looks in a row find nothing owed, so that the last answer has gone out, or once the backend is ours

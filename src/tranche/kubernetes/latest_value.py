@@ -60,6 +60,12 @@ class LatestValue(Generic[Value]):
             seen = self._version
             yield self._value
 
+    async def until(self, holds: Callable[[Value], bool]) -> None:
+        """Return once that holds for the value."""
+        async for value in self.changes():
+            if holds(value):
+                return
+
     async def tell(self, call: Callable[[], object]) -> None:
         """Make that call as soon as there is a value, and after each change."""
         async for _ in self.changes():

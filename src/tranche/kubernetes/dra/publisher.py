@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ from tranche.kubernetes.dra.pool import (
     slice_writes,
     to_claims,
 )
-from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.latest_value import LatestValue, within
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState, PluginAdvertisement
 from tranche.kubernetes.node.health import FaultyDevices, faulty
 from tranche.kubernetes.node.services import NodeContext
@@ -133,9 +133,7 @@ class SlicePublisher:
 
     async def _keep(self) -> None:
         services = self._services
-        async for registered in services.registered.changes():
-            if registered:
-                break
+        await services.registered.until(bool)
         others = (self._ways.plugin, self._device_health.faults, services.fallen)
         needed = (services.node, services.inventory.latest, self._known)
         await self._reconciler.run(self._look, needed, (each.changes() for each in others))
@@ -243,12 +241,8 @@ class SlicePublisher:
             shown = {each.name: each.version for each in self._known.value}
             return all(_not_older(shown.get(each.name, ""), each.version) for each in written)
 
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_ECHO_SECONDS):
-                async for _ in self._known.changes():
-                    if seen():
-                        return True
-        return False
+        await within(_ECHO_SECONDS, self._known.until(lambda _: seen()))
+        return seen()
 
 
 class _Basis(NamedTuple):

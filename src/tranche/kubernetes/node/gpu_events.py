@@ -58,20 +58,19 @@ class GpuEventWatch:
         await self._inventory.latest.first()
         while True:
             gpus = _gpus(self._inventory.latest.value)
+
+            def other(now: Snapshot, gpus: Gpus = gpus) -> bool:
+                return _gpus(now) != gpus
+
             stop = threading.Event()
             pump = asyncio.create_task(asyncio.to_thread(self._pump, gpus, stop, loop))
-            moved = asyncio.create_task(self._until_other_than(gpus))
+            moved = asyncio.create_task(self._inventory.latest.until(other))
             try:
                 await asyncio.wait({pump, moved}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stop.set()
                 moved.cancel()
             await pump
-
-    async def _until_other_than(self, gpus: Gpus) -> None:
-        async for snapshot in self._inventory.latest.changes():
-            if _gpus(snapshot) != gpus:
-                return
 
     def _pump(self, gpus: Gpus, stop: threading.Event, loop: asyncio.AbstractEventLoop) -> None:
         """Runs on its own thread: only this thread may wait on the stream, so it also opens and closes it."""

@@ -156,9 +156,7 @@ class OwnTicket:
     async def _follow(self) -> None:
         """Follow the ticket while there is one."""
         while True:
-            async for ticket in self.latest.changes():
-                if ticket is not None:
-                    break
+            await self.latest.until(lambda ticket: ticket is not None)
             async with aclosing(self._leases.watch(ticket_name(self._services.node_name))) as versions:
                 async for lease in versions:
                     self._heard(lease)
