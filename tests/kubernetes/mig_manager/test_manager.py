@@ -155,13 +155,13 @@ def test_a_slice_in_use_keeps_its_pod_and_its_uuid_while_the_rest_is_cut(tmp_pat
                 for instance in node.host.driver.observe().by_index(0).instances
                 for device in instance.compute_instances
             }
-            await until(lambda: node.inventory.is_draining(held))
+            await until(lambda: held in node.inventory.draining)
             assert node.condition is not None
             assert "pod default/a" in node.condition[2]
             node.kubelet.holders.clear()
             await node.shows("success")
             assert node.slices(0) == ["3g.20gb", "3g.20gb"]
-            await until(lambda: not node.inventory.is_draining(held))
+            await until(lambda: held not in node.inventory.draining)
 
     on_node(tmp_path, test, A100, A100)
 
@@ -640,7 +640,7 @@ def test_a_state_folder_that_cannot_be_written_is_told_on_the_node_and_what_must
             await node.shows("failed", "LedgerUnavailable")
             assert node.condition is not None
             assert "/s cannot be written" in node.condition[2]
-            assert node.inventory.is_draining(held)
+            assert held in node.inventory.draining
             node.services.state_problem.publish("")
             node.kubelet.holders.clear()
             await node.shows("success")
@@ -679,7 +679,7 @@ def test_a_pod_that_got_a_slice_during_the_decision_is_not_hit(tmp_path: Path) -
 
             async def given_meanwhile() -> KubeletResponse:
                 # The kubelet lists it only once it is draining: it was handed over just before.
-                if node.inventory.is_draining(wanted):
+                if wanted in node.inventory.draining:
                     node.kubelet.holders[wanted] = PodRef("default", "late")
                 return await real()
 
@@ -727,7 +727,7 @@ class Backlog:
                     grant = Slice(gpu.uuid, instance.profile, instance.placement)
                     held = held_otherwise(grant, ONE, snapshot.view.allocations)
                     free = held is None and device.uuid not in node.kubelet.holders
-                    if str(device.name) == "1g.5gb" and free and not node.inventory.is_draining(device.uuid):
+                    if str(device.name) == "1g.5gb" and free and device.uuid not in node.inventory.draining:
                         ref = node.pod(f"replica-{len(self.given)}")
                         node.kubelet.resources[device.uuid] = ONE
                         try:

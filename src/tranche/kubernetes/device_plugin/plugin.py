@@ -439,7 +439,7 @@ class DevicePlugin:
 
     def _refuse_draining(self, devices: Sequence[PluginDevice]) -> None:
         for device in devices:
-            if self._inventory.is_draining(device.uuid):
+            if device.uuid in self._inventory.draining:
                 raise GpuBusy(
                     f"a change in progress is about to take device {device.uuid} away",
                     hint="delete the pod; its replacement is scheduled again",

@@ -105,7 +105,8 @@ class ResourceServer:
         self._server: Any = None
         self._delivered: tuple[ListedDevice, ...] | None = None
         self._sent: tuple[ListedDevice, ...] = ()  # outlives the connection, as the kubelet's knowledge does
-        self._heard: frozenset[str] = frozenset()
+        self.heard: frozenset[str] = frozenset()
+        """The ids that a kubelet may take for healthy: by the newest list, and by the previous one until the newest was sent."""
         self._watchers = 0
 
     @property
@@ -137,11 +138,6 @@ class ResourceServer:
     def remembered(self) -> bool:
         """Whether the kubelet may count its devices, listening or not."""
         return bool(self._sent)
-
-    @property
-    def heard(self) -> frozenset[str]:
-        """The ids that a kubelet may take for healthy: by the newest list, and by the previous one until the newest was sent."""
-        return self._heard
 
     def forgotten(self) -> None:
         """Note that the kubelet is a new one, which does not know this resource."""
@@ -204,14 +200,14 @@ class ResourceServer:
             async for devices in self._devices.changes():
                 self._sent = devices or self._sent
                 ids = frozenset(each.id for each in devices if each.healthy)
-                self._heard |= ids
+                self.heard |= ids
                 yield pb.ListAndWatchResponse(devices=[_device(each) for each in devices])
                 self._delivered = self._sent = devices
-                self._heard = ids
+                self.heard = ids
         finally:
             self._watchers -= 1
             if not self.watched:  # when its plugin disconnects, a kubelet marks the devices unhealthy
-                self._heard = frozenset()
+                self.heard = frozenset()
 
     async def _prefer(self, request: pb.PreferredAllocationRequest, context: Any) -> pb.PreferredAllocationResponse:
         answer = pb.PreferredAllocationResponse()

@@ -98,8 +98,6 @@ def _holdings(
                 yield _of_pod(namespace, name, uid, given(each.grants))
             case PodKeeper() as keeper if keeper.admitted:
                 yield _of_pod(keeper.namespace, keeper.name, f"{keeper.resource} {each.id}", given(each.grants))
-            case _:
-                pass
     for uid, choice in chosen.items():
         if uid not in taken:
             yield _of_pod(choice.namespace, choice.name, uid, given(choice.grants))

@@ -66,13 +66,10 @@ async def read_gate_fleet(connection: ApiConnection, pod: FleetPod | None = None
     unknown: dict[str, str] = {}
     for lease in leases:
         try:
-            match lease.labels.get(PLACING_LABEL):
-                case str(kind) if kind == GPUS:
-                    said[node_of(lease)] = gpus_from_lease(lease)
-                case str(kind) if kind == CHOICES:
-                    chosen[node_of(lease)] = choices_from_lease(lease).choices
-                case _:
-                    pass
+            if lease.labels.get(PLACING_LABEL) == GPUS:
+                said[node_of(lease)] = gpus_from_lease(lease)
+            elif lease.labels.get(PLACING_LABEL) == CHOICES:
+                chosen[node_of(lease)] = choices_from_lease(lease).choices
         except UsageError as error:
             unknown[node_of(lease)] = error.message
     views = {

@@ -133,13 +133,9 @@ class Inventory:
             self.latest.publish(snapshot)
             return snapshot
 
-    def is_draining(self, device_uuid: str) -> bool:
-        """Whether a change in progress may take the device away: Allocate must refuse it."""
-        return device_uuid in self.draining
-
     @property
     def draining(self) -> frozenset[str]:
-        """The devices that a change in progress may take away."""
+        """The devices that a change in progress may take away: Allocate must refuse them."""
         return self._draining | self._lifting.keys()
 
     def keep_marks(self) -> None:
