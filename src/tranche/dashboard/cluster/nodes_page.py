@@ -339,13 +339,9 @@ def nodes_page(
     chosen = [each for each in rows if choice.takes(each, sight)]
     order = TableOrder("/", choice.asked_for)
     live = element("div", notes(said), nodes_summary(rows, len(chosen), choice), _key(), _table(chosen, order))
+    feed = "" if choice.sort else f"/live?rows=1{'&' if choice.query else ''}{choice.query}"
     # Single rows are sent in the order of their names; with any other order, a change makes the page ask for the whole table.
-    return DashboardPage("Fleet", live, _form(rows, choice, sight), feed="" if choice.sort else feed_of(choice))
-
-
-def feed_of(choice: NodeFilter) -> str:
-    """The address of the updates for these rows."""
-    return f"/live?rows=1{'&' if choice.query else ''}{choice.query}"
+    return DashboardPage("Fleet", live, _form(rows, choice, sight), feed=feed)
 
 
 def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeFilter) -> Element:

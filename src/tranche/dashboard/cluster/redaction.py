@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.keeper import NOT_KNOWN_YET, ProcessKeeper
-from tranche.core.state import ComputeInstance, GpuInstance, GpuProcess, GpuState, InstanceKey
+from tranche.core.state import GpuProcess, GpuState, InstanceKey
 from tranche.dashboard.cluster.snapshot import HIDDEN, NameVisibility, namespace_of
 from tranche.documents.blocks import Document
+from tranche.kubernetes.telling.told_view import instance_with_processes
 
 _PROCESS = "a process"
 _WITHHELD = "withheld (reason not shown)"
@@ -150,20 +151,10 @@ def _nameless_holder(allocation: Allocation) -> Allocation:
 def _nameless_gpu(gpu: GpuState, known: set[tuple[str, InstanceKey | None]]) -> GpuState:
     whole = gpu.processes if (gpu.uuid, None) in known else _nameless_processes(gpu.processes)
     instances = tuple(
-        each if (gpu.uuid, gpu.key(each)) in known else _nameless_instance(each) for each in gpu.instances
+        each if (gpu.uuid, gpu.key(each)) in known else instance_with_processes(each, _nameless_processes)
+        for each in gpu.instances
     )
     return replace(gpu, processes=whole, instances=instances)
-
-
-def _nameless_instance(instance: GpuInstance) -> GpuInstance:
-    return instance._replace(
-        stray_processes=_nameless_processes(instance.stray_processes),
-        compute_instances=tuple(map(_nameless_piece, instance.compute_instances)),
-    )
-
-
-def _nameless_piece(piece: ComputeInstance) -> ComputeInstance:
-    return piece._replace(processes=_nameless_processes(piece.processes))
 
 
 def _nameless_processes(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:

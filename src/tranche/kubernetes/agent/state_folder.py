@@ -103,8 +103,7 @@ class StateFolderWatch:
             with open(open_state_file(probe, os.O_WRONLY | os.O_CREAT), "wb") as file:
                 file.write(b"x")
             probe.unlink()
-        except OSError as error:
-            return f"the state folder {self._places.state_dir} cannot be written: {error.strerror}"
-        except TrancheError as error:
-            return f"the state folder {self._places.state_dir} cannot be written: {error}"
+        except (OSError, TrancheError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            return f"the state folder {self._places.state_dir} cannot be written: {why}"
         return ""

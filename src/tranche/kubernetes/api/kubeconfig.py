@@ -233,13 +233,10 @@ def _pem(entry: Mapping[str, Any], key: str, config: Path) -> bytes:
 
 def _load_client_certificate(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
     """OpenSSL takes a certificate only from a file. This one is readable by us alone and is gone when the function returns."""
-    descriptor, path = tempfile.mkstemp(prefix="tranche-", suffix=".pem")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(certificate + b"\n" + key)
-        tls.load_cert_chain(path)
-    finally:
-        os.unlink(path)
+    with tempfile.NamedTemporaryFile(prefix="tranche-", suffix=".pem") as file:
+        file.write(certificate + b"\n" + key)
+        file.flush()
+        tls.load_cert_chain(file.name)
 
 
 def credential_of_plugin(settings: Mapping[str, Any]) -> PluginCredentials:

@@ -10,11 +10,12 @@ is no whole GPU to a container.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations
 from math import comb
+from typing import TypeVar
 
 from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, overlap
 from tranche.core.keeper import PodKeeper
@@ -170,6 +171,8 @@ Links = Mapping[frozenset[str], int]
 
 _MOST_SETS = 5_000
 
+Group = TypeVar("Group")
+
 
 def preferred(
     available: Sequence[PluginDevice],
@@ -211,18 +214,13 @@ def _shared(
     entered = {device.uuid for device in must}
     used = {uuid: 1 - Fraction(len(left), left[0].replicas) for uuid, left in by_device.items()}
     sign = -1 if policy is SharedPolicy.PACKED else 1
-    chosen: list[PluginDevice] = []
-    while len(chosen) < count:
-        wanted = count - len(chosen)
 
-        def cost(uuid: str, wanted: int = wanted) -> tuple[bool, bool, int, Fraction, tuple[int, ...]]:
-            room = len(by_device[uuid])
-            short = room < wanted
-            return (uuid not in entered, short, -room if short else 0, sign * used[uuid], by_device[uuid][0].position)
+    def cost(uuid: str, wanted: int) -> tuple[object, ...]:
+        room = len(by_device[uuid])
+        short = room < wanted
+        return (uuid not in entered, short, -room if short else 0, sign * used[uuid], by_device[uuid][0].position)
 
-        best = min(by_device, key=cost)
-        chosen += by_device.pop(best)[:wanted]
-    return chosen
+    return _cheapest(by_device, count, cost)
 
 
 def _packed(free: Sequence[PluginDevice], must: Sequence[PluginDevice], count: int) -> list[PluginDevice]:
@@ -230,16 +228,22 @@ def _packed(free: Sequence[PluginDevice], must: Sequence[PluginDevice], count: i
     for device in free:
         by_gpu.setdefault(device.gpu.index, []).append(device)
     entered = {device.gpu.index for device in must}
+
+    def cost(index: int, wanted: int) -> tuple[object, ...]:
+        room = len(by_gpu[index])
+        return (index not in entered, room < wanted, room if room >= wanted else -room, index)
+
+    return _cheapest(by_gpu, count, cost)
+
+
+def _cheapest(
+    groups: dict[Group, list[PluginDevice]], count: int, cost: Callable[[Group, int], tuple[object, ...]]
+) -> list[PluginDevice]:
+    """So many devices, group by group. The cost of a group depends on how many are still wanted."""
     chosen: list[PluginDevice] = []
-    while len(chosen) < count:
-        wanted = count - len(chosen)
-
-        def cost(index: int, wanted: int = wanted) -> tuple[bool, bool, int, int]:
-            room = len(by_gpu[index])
-            return (index not in entered, room < wanted, room if room >= wanted else -room, index)
-
-        best = min(by_gpu, key=cost)
-        chosen += by_gpu.pop(best)[:wanted]
+    while (wanted := count - len(chosen)) > 0:
+        costs = {group: cost(group, wanted) for group in groups}
+        chosen += groups.pop(min(costs, key=costs.__getitem__))[:wanted]
     return chosen
 
 

@@ -18,7 +18,7 @@ from tranche.core.errors import LayoutInvalid, TrancheError, UsageError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.layout_format import layouts_to_data, parse_layouts
 from tranche.core.printable import shortened
-from tranche.core.state import GpuProcess, GpuState, NodeState
+from tranche.core.state import GpuInstance, GpuProcess, GpuState, NodeState
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
@@ -328,16 +328,14 @@ def _without_amounts(gpu: GpuState) -> GpuState:
 
 
 def _with_processes(gpu: GpuState, shown: _Shown) -> GpuState:
-    instances = tuple(
-        each._replace(
-            compute_instances=tuple(
-                piece._replace(processes=shown(piece.processes)) for piece in each.compute_instances
-            ),
-            stray_processes=shown(each.stray_processes),
-        )
-        for each in gpu.instances
-    )
+    instances = tuple(instance_with_processes(each, shown) for each in gpu.instances)
     return replace(gpu, processes=shown(gpu.processes), instances=instances)
+
+
+def instance_with_processes(instance: GpuInstance, shown: _Shown) -> GpuInstance:
+    """The instance with what is to be shown of its processes."""
+    pieces = tuple(each._replace(processes=shown(each.processes)) for each in instance.compute_instances)
+    return instance._replace(compute_instances=pieces, stray_processes=shown(instance.stray_processes))
 
 
 def _without_memory(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:

@@ -29,7 +29,7 @@ from typing import Any
 
 from tranche.core.errors import TlsUnavailable
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.decoding import Json, part
 from tranche.kubernetes.api.informer import named
 from tranche.kubernetes.api.object_client import ObjectClient
 from tranche.kubernetes.component import Readiness
@@ -56,14 +56,11 @@ class WebhookConfig:
     @property
     def bundle(self) -> str:
         """The trusted certificates, as PEM, from its first webhook; all have the same."""
-        for each in self.raw.get("webhooks") or ():
-            try:
-                return base64.b64decode((each.get("clientConfig") or {}).get("caBundle") or "").decode(
-                    "ascii", "replace"
-                )
-            except (binascii.Error, ValueError):
-                return ""
-        return ""
+        first: Json = next(iter(self.raw.get("webhooks") or ()), {})
+        try:
+            return base64.b64decode(part(first, "clientConfig").get("caBundle") or "").decode("ascii", "replace")
+        except (binascii.Error, ValueError):
+            return ""
 
     def with_bundle(self, bundle: str) -> WebhookConfig:
         """The object with other trusted certificates."""
