@@ -21,7 +21,6 @@ from tranche.dashboard.cluster.snapshot import ClusterSnapshot, HeardNode, SeenN
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.informer import ObjectSource
 from tranche.kubernetes.api.leases import Lease, decode_lease
-from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod, decode_fleet_node, decode_fleet_pod
@@ -222,21 +221,15 @@ class _Followed(Generic[Item]):
 
 
 class FleetReader:
-    """Reads with the dashboard's own account, which may read leases in its namespace alone. `clock` is monotonic, in
-    seconds.
+    """Reads with the dashboard's own account, which may read leases in its namespace alone. `clock` is monotonic, in seconds.
+
+    `fleet` is empty in a cluster without claims; `backend` is how the cluster gives shares. Both are as of now or five
+    seconds ago. KubernetesUnavailable without an answer.
     """
 
     def __init__(self, connection: ApiConnection, namespace: str, *, clock: Callable[[], float]) -> None:
-        self._fleet = _Fresh(partial(_fleet, connection, namespace), clock)
-        self._backend = _Fresh(partial(backend_in_force, connection, namespace), clock)
-
-    async def fleet(self) -> Fleet:
-        """As of now or five seconds ago; empty in a cluster without claims. KubernetesUnavailable without an answer."""
-        return await self._fleet.get()
-
-    async def backend(self) -> AllocationBackend:
-        """How the cluster gives shares, as of now or five seconds ago. KubernetesUnavailable without an answer."""
-        return await self._backend.get()
+        self.fleet = _Fresh(partial(_fleet, connection, namespace), clock).get
+        self.backend = _Fresh(partial(backend_in_force, connection, namespace), clock).get
 
 
 async def _fleet(connection: ApiConnection, namespace: str) -> Fleet:
