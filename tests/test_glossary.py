@@ -19,7 +19,7 @@ PLAIN_WORDS = frozenset(
         """
     actor authenticator cache cancelled candidate capacity certificate change client clock command component
     condition config connection context credentials cut driver edits element error event executor explanation facts family
-    file filter finding fit fleet folder formatter granted group handler health holder hook host identity impossible
+    file filter finding fit fleet folder formatter granted group handler holder hook host identity impossible
     installation interrupted inventory job key kind leader lease ledger limit list lock log long machine manager
     memory mismatch model moment mount name node observation occupancy offer operation option order page permission
     phase pipe place pod preparer preview process processes publisher reader readiness reading reason record ref refused

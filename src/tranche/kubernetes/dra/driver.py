@@ -21,7 +21,7 @@ from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.devices.devices import NodeDevice
 from tranche.kubernetes.dra.claim_reconciler import ClaimReconciler
-from tranche.kubernetes.dra.plugin_server import DeviceHealth, PluginServer
+from tranche.kubernetes.dra.plugin_server import PluginServer
 from tranche.kubernetes.dra.preparer import PATIENCE_SECONDS, ClaimPreparer
 from tranche.kubernetes.dra.registration import PluginSocketFiles, RegistrationServer
 from tranche.kubernetes.latest_value import LatestValue, within
@@ -96,7 +96,7 @@ class ClaimDriver:
     ) -> None:
         self._inventory = services.inventory
         self._device_health = services.device_health
-        self._health: LatestValue[tuple[DeviceHealth, ...]] = LatestValue()
+        self._health: LatestValue[Mapping[str, str]] = LatestValue()
         self._configured = configured
         self._care_seconds = care_seconds
         self._failure = "the DRA driver is not serving yet"
@@ -198,7 +198,7 @@ class ClaimDriver:
             devices = await self._preparer.devices()
             node = self._inventory.latest.value.view.node
             there, sick = {gpu.uuid for gpu in node if not gpu.lost}, faulty(self._device_health.faults.value, node)
-            self._health.publish(tuple(_health(each, there, sick) for each in devices.values()))
+            self._health.publish({name: _trouble(each, there, sick) for name, each in devices.items()})
 
 
 async def calm(
@@ -210,8 +210,8 @@ async def calm(
         await sleep(_CALM_SECONDS)
 
 
-def _health(device: NodeDevice, there: Collection[str], sick: Mapping[WholeGpu | Slice, str]) -> DeviceHealth:
+def _trouble(device: NodeDevice, there: Collection[str], sick: Mapping[WholeGpu | Slice, str]) -> str:
     if device.gpu_uuid not in there:
-        return DeviceHealth(device.name, "the driver has lost the GPU")
+        return "the driver has lost the GPU"
     reasons = sorted({why for each, why in sick.items() if overlap(device.offered, each)})
-    return DeviceHealth(device.name, f"the driver reported {', '.join(reasons)}" if reasons else "")
+    return f"the driver reported {', '.join(reasons)}" if reasons else ""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
+from operator import is_not
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tranche.kubernetes.dra.preparer import ClaimPreparer
 from tranche.kubernetes.kubelet.grpc_service import service
 from tranche.kubernetes.kubelet.proto import dra_pb2 as pb
 from tranche.kubernetes.kubelet.proto import drahealth_pb2 as health_pb
-from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.latest_value import LatestValue, within
 from tranche.kubernetes.node.share_edits import cdi_id
 
 SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
@@ -32,23 +33,17 @@ _STALE_SECONDS = 90
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceHealth:
-    """The health of one published device; `trouble` says what is wrong, "" when it is healthy."""
-
-    name: str
-    trouble: str = ""
-
-
 class PluginServer:
-    """One server on a socket; `now` is seconds since the epoch."""
+    """One server on a socket. `health` says of each published device, by name, what is wrong, "" when it is healthy. `now` is
+    seconds since the epoch.
+    """
 
     def __init__(
         self,
         socket: Path,
         pool: str,
         servant: ClaimPreparer,
-        health: LatestValue[tuple[DeviceHealth, ...]],
+        health: LatestValue[Mapping[str, str]],
         *,
         now: Callable[[], float],
     ) -> None:
@@ -101,30 +96,22 @@ class PluginServer:
         self, request: health_pb.NodeWatchResourcesRequest, context: Any
     ) -> AsyncIterator[health_pb.NodeWatchResourcesResponse]:
         """Send the health of all devices at each change, and again before the kubelet considers it stale."""
-        devices = await self._health.first()
-        changes = self._health.changes().__aiter__()
-        news = asyncio.ensure_future(anext(changes))
-        try:
-            while True:
-                done, _ = await asyncio.wait({news}, timeout=_REPEAT_SECONDS)
-                if done:
-                    devices = news.result()
-                    news = asyncio.ensure_future(anext(changes))
-                yield self._report(devices)
-        finally:
-            news.cancel()
+        while True:
+            devices = await self._health.first()
+            yield self._report(devices)
+            await within(_REPEAT_SECONDS, self._health.until(partial(is_not, devices)))
 
-    def _report(self, devices: Sequence[DeviceHealth]) -> health_pb.NodeWatchResourcesResponse:
+    def _report(self, devices: Mapping[str, str]) -> health_pb.NodeWatchResourcesResponse:
         return health_pb.NodeWatchResourcesResponse(
             devices=[
                 health_pb.DeviceHealth(
-                    device=health_pb.DeviceIdentifier(pool_name=self._pool, device_name=each.name),
-                    health="UNHEALTHY" if each.trouble else "HEALTHY",
+                    device=health_pb.DeviceIdentifier(pool_name=self._pool, device_name=name),
+                    health="UNHEALTHY" if trouble else "HEALTHY",
                     last_updated_time=int(self._now()),
                     health_check_timeout_seconds=_STALE_SECONDS,
-                    message=shortened(each.trouble),
+                    message=shortened(trouble),
                 )
-                for each in devices
+                for name, trouble in devices.items()
             ]
         )
 
