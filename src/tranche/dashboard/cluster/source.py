@@ -20,7 +20,7 @@ from tranche.dashboard.cluster.kube_event import COMPONENTS, KubeEvent, decode_k
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, HeardNode, SeenNode, apart, has_gpus, heard, seen_node
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.informer import ObjectSource
-from tranche.kubernetes.api.leases import Lease, decode_lease
+from tranche.kubernetes.api.leases import Lease, LeaseClient
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod, decode_fleet_node, decode_fleet_pod
@@ -86,13 +86,9 @@ class ClusterSource:
     ) -> None:
         self._report = report
         self._lose = lose
-        leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         waiting = {"fieldSelector": "status.phase=Pending"}
-        self._leases = _Followed(
-            ObjectSource(
-                connection, "what agents tell", leases, {"labelSelector": f"{TOLD_LABEL}={VIEW}"}, decode_lease
-            )
-        )
+        leases = LeaseClient(connection, namespace)
+        self._leases = _Followed(leases.source("what agents tell", {"labelSelector": f"{TOLD_LABEL}={VIEW}"}))
         self._nodes = _Followed(ObjectSource(connection, "nodes", "/api/v1/nodes", {}, decode_fleet_node))
         self._pods = _Followed(ObjectSource(connection, "pods that wait", "/api/v1/pods", waiting, decode_fleet_pod))
         self._events = tuple(

@@ -135,6 +135,12 @@ class ObjectSource(Generic[Item]):
         note("")
         return found
 
+    async def tell(self, hear: Callable[[tuple[Item, ...]], None]) -> None:
+        """Call with each of `snapshots`, until cancelled."""
+        async with aclosing(self.snapshots()) as snapshots:
+            async for found in snapshots:
+                hear(found)
+
     async def versions(self) -> AsyncGenerator[Item | None, None]:
         """As `snapshots`, for a single object; None while there is none."""
         async with aclosing(self.snapshots()) as snapshots:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import aclosing
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
 
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.informer import ObjectSource
-from tranche.kubernetes.api.leases import Lease, decode_lease
+from tranche.kubernetes.api.leases import Lease, LeaseClient
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.fleet.objects import FleetNode, decode_fleet_node
 from tranche.kubernetes.gated.leases import (
@@ -26,8 +24,6 @@ from tranche.kubernetes.gated.scheduler.placer import ClusterState
 from tranche.kubernetes.rollout.ticket import version_number
 from tranche.kubernetes.telling.told_view import GPUS, generation_of, lease_name
 
-Item = TypeVar("Item")
-
 
 class ClusterWatch:
     """The cluster as last seen. `namespace` has the agents' leases."""
@@ -35,7 +31,7 @@ class ClusterWatch:
     def __init__(self, connection: ApiConnection, namespace: str) -> None:
         self.changed = asyncio.Event()
         self._connection = connection
-        self._namespace = namespace
+        self._leases = LeaseClient(connection, namespace)
         self._pods: Mapping[str, ClusterPod] | None = None
         self._nodes: Mapping[str, FleetNode] | None = None
         self._gpus: Mapping[str, Lease] | None = None
@@ -51,13 +47,14 @@ class ClusterWatch:
     async def run(self) -> None:
         """Follow until cancelled."""
         self._pods = self._nodes = self._gpus = self._choices = None
-        leases = f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases"
+        pods = ObjectSource(self._connection, "pods", "/api/v1/pods", {}, decode_cluster_pod)
+        nodes = ObjectSource(self._connection, "nodes", "/api/v1/nodes", {}, decode_fleet_node)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow("pods", "/api/v1/pods", {}, decode_cluster_pod, self._heard_pods))
-            group.create_task(self._follow("nodes", "/api/v1/nodes", {}, decode_fleet_node, self._heard_nodes))
-            for kind, heard in ((GPUS, self._heard_gpus), (CHOICES, self._heard_choices)):
-                selector = {"labelSelector": f"{PLACING_LABEL}={kind}"}
-                group.create_task(self._follow(f"leases of {kind}", leases, selector, decode_lease, heard))
+            group.create_task(pods.tell(self._heard_pods))
+            group.create_task(nodes.tell(self._heard_nodes))
+            for kind, hear in ((GPUS, self._heard_gpus), (CHOICES, self._heard_choices)):
+                leases = self._leases.source(f"leases of {kind}", {"labelSelector": f"{PLACING_LABEL}={kind}"})
+                group.create_task(leases.tell(hear))
 
     def wrote(self, chosen: ChoiceLease) -> None:
         """Note a lease that was just written; the watch may report it later."""
@@ -119,19 +116,6 @@ class ClusterWatch:
         shown = {name: version_number(lease) for name, lease in self._choices.items()}
         self._own = {name: own for name, own in self._own.items() if version_number(own) > shown.get(name, 0)}
         self.changed.set()
-
-    async def _follow(
-        self,
-        label: str,
-        path: str,
-        selector: Mapping[str, str],
-        decode: Callable[[Mapping[str, object]], Item],
-        heard: Callable[[Iterable[Item]], None],
-    ) -> None:
-        source = ObjectSource(self._connection, label, path, selector, decode)
-        async with aclosing(source.snapshots()) as snapshots:
-            async for found in snapshots:
-                heard(found)
 
 
 def _generations(leases: Mapping[str, Lease]) -> Mapping[str, int]:
