@@ -415,6 +415,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
             "set_node_condition": lambda: client.set_node_condition("n", CONDITION),
             "daemon_set": lambda: client.daemon_set("tranche-system", "tranche-agent"),
             "create_node_event": lambda: client.create_node_event(KubeNode("n"), KubeEventType.NORMAL, "A", "b"),
+            "warn_of_node": lambda: client.warn_of_node(KubeNode("n"), "A", "b"),
             "create_pod_event": lambda: client.create_pod_event(
                 KubePod(PodRef("any", "p"), "u1"), "n", KubeEventType.NORMAL, "A", "b"
             ),

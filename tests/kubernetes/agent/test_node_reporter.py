@@ -20,6 +20,7 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuProcess
 from tranche.kubernetes.agent.node_reporter import NodeReporter
+from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.leases import LeaseClient, decode_lease
 from tranche.kubernetes.api.objects import KubeNode
@@ -66,6 +67,7 @@ class Telling:
         faults: LatestValue[FaultyDevices] = LatestValue()
         faults.publish(FaultyDevices())
         services = SimpleNamespace(
+            api=KubeClient(connection),
             leases=leases,
             inventory=SimpleNamespace(latest=self.snapshots, ready=lambda: Readiness(self.fresh)),
             node=self.node,

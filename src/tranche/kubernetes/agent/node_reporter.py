@@ -22,7 +22,7 @@ from tranche.documents.gauge_samples import GaugeSample, mean_of, sample_of
 from tranche.documents.overview import reading_document
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche.kubernetes.api.leases import Lease
-from tranche.kubernetes.api.objects import KubeEventType, KubeNode
+from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.component import Component, Readiness
@@ -116,7 +116,6 @@ class NodeReporter:
         self._every = RENEWED_SECONDS if to_people else CHECK_SECONDS
         self._clock = clock
         self._pause = pause
-        self._unknown_size = ""
         self._standing: _Standing | None = None
         self._reconciler = Reconciler(
             _log,
@@ -197,7 +196,10 @@ class NodeReporter:
     async def now(self, node: KubeNode, before: _Said | None) -> _Said:
         """What to report now; devices withheld before influence which are withheld now."""
         offer = None if before is None else before.told.offer
-        sizes = await self._sizes(node) if self._chosen_of else None
+        sizes = None
+        if self._chosen_of:
+            sizes, problem = kept_sizes(node.annotations)
+            await self._services.api.warn_of_node(node, "KeptRoomUnknown", problem)
         return await asyncio.to_thread(self._to_say, node, sizes, () if offer is None else offer.withheld)
 
     async def to_lease(self, node: KubeNode, said: _Said, before: Lease | None, *, changed: bool) -> Lease:
@@ -218,14 +220,6 @@ class NodeReporter:
         """Whether a controller chooses of the node's GPUs."""
         backend = self._services.backend
         return backend.synced and backend.value is AllocationBackend.GATES
-
-    async def _sizes(self, node: KubeNode) -> tuple[KeptRoom, ...]:
-        """The room that the administrator has the node keep; none, with an event, where the annotation is invalid."""
-        sizes, problem = kept_sizes(node.annotations)
-        if problem and problem != self._unknown_size:
-            await self._services.api.create_node_event(node, KubeEventType.WARNING, "KeptRoomUnknown", problem)
-        self._unknown_size = problem
-        return sizes
 
     def _to_say(self, node: KubeNode, sizes: Collection[KeptRoom] | None, before: Collection[WithheldDevice]) -> _Said:
         """`sizes` is None where no controller chooses."""

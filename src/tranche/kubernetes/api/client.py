@@ -44,6 +44,7 @@ class KubeClient:
 
     def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
+        self._warned: dict[str, str] = {}
 
     async def get_node(self, name: str) -> KubeNode:
         """The node as it is now."""
@@ -98,6 +99,12 @@ class KubeClient:
         seen = (await self._connection.ask(what, "GET", f"{path}/{name}")).accepted()
         again = {"count": int(seen.get("count") or 1) + 1, "lastTimestamp": timestamp(self._connection.now())}
         await self._patch(what, f"{path}/{name}", again, _MERGE_PATCH)
+
+    async def warn_of_node(self, node: KubeNode, reason: str, problem: str) -> None:
+        """Record a warning about the node if its `problem` with that reason is a new one; "" is none."""
+        if problem and problem != self._warned.get(reason):
+            await self.create_node_event(node, KubeEventType.WARNING, reason, problem)
+        self._warned[reason] = problem
 
     async def create_pod_event(
         self, pod: KubePod, node_name: str, severity: KubeEventType, reason: str, message: str

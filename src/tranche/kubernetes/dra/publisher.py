@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.hardware.host_facts import read_pcie_roots
-from tranche.kubernetes.api.objects import KubeEventType, KubeNode
+from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceClient
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force, node_mode
 from tranche.kubernetes.claims.vocabulary import FREE_LABELS, MODE_LABEL, AttributeName, TaintKey
@@ -83,8 +83,6 @@ class SlicePublisher:
         self._generation = 0
         self._roots: tuple[tuple[str, ...], Mapping[str, str]] = ((), {})
         self._basis: _Basis | None = None
-        self._unknown_mode: str | None = None
-        self._unknown_size = ""
         trouble = "no devices have been published to claims yet"
         self._reconciler = Reconciler(_log, "cannot write the ResourceSlices", trouble=trouble, sleep=sleep)
         self._pause = pause
@@ -143,8 +141,10 @@ class SlicePublisher:
         node = self._services.node.value
         if node is None or not node.uid:
             return LookResult()
-        await self._say_unknown(node)
-        sizes, view = await self._sizes(node), (await self._services.inventory.current()).view
+        sizes, problem = kept_sizes(node.annotations)
+        await self._services.api.warn_of_node(node, "NodeModeUnknown", _unknown_mode(node))
+        await self._services.api.warn_of_node(node, "KeptRoomUnknown", problem)
+        view = (await self._services.inventory.current()).view
         if self._now(node, sizes, view) == self._basis:
             return LookResult()
         devices = await self._devices(view)
@@ -173,24 +173,6 @@ class SlicePublisher:
             other = PluginGrants(offer.grants, offer.strangers(node.allocatable))
         mode, known, faults = mode_in_force(node.labels), self._known.value, self._device_health.faults.value
         return _Basis(node.name, node.uid, mode, sizes, view, known, faults, other, self._services.fallen.value)
-
-    async def _say_unknown(self, node: KubeNode) -> None:
-        """Report each unknown mode once: the administrator meant something by it."""
-        word = node.labels.get(MODE_LABEL, "") if node_mode(node.labels) is None else None
-        if word is not None and word != self._unknown_mode:
-            message = (
-                f"{MODE_LABEL}={word} is not a mode, so this node offers no GPUs; use one of {', '.join(NodeMode)}"
-            )
-            await self._services.api.create_node_event(node, KubeEventType.WARNING, "NodeModeUnknown", message)
-        self._unknown_mode = word
-
-    async def _sizes(self, node: KubeNode) -> tuple[KeptRoom, ...]:
-        """The room that the administrator has the node keep; none, with an event, where the annotation is invalid."""
-        sizes, problem = kept_sizes(node.annotations)
-        if problem and problem != self._unknown_size:
-            await self._services.api.create_node_event(node, KubeEventType.WARNING, "KeptRoomUnknown", problem)
-        self._unknown_size = problem
-        return sizes
 
     async def _keep_labels(self) -> None:
         async for _ in self._labels.changes():
@@ -304,6 +286,13 @@ def _decide(
     labels = free_labels(offered, view, against) if mode.by_claims else dict.fromkeys(FREE_LABELS)
     reserved = frozenset(each for each, why in against.items() if TaintKey.RESERVED in why)
     return slice_writes(contents, known, (name, uid), generation), labels, reserved
+
+
+def _unknown_mode(node: KubeNode) -> str:
+    if node_mode(node.labels) is not None:
+        return ""
+    word = f"{MODE_LABEL}={node.labels.get(MODE_LABEL, '')}"
+    return f"{word} is not a mode, so this node offers no GPUs; use one of {', '.join(NodeMode)}"
 
 
 def _pcie_roots(view: NodeView) -> Mapping[str, str]:
