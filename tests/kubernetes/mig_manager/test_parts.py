@@ -44,7 +44,7 @@ def test_the_config_map_wins_over_a_generated_name() -> None:
         (read_layouts("ns/l", {"other": ""}), LayoutInvalid, "has no key 'config.yaml'"),
         ("a: [b", LayoutInvalid, "ConfigMap ns/layouts, config.yaml"),
         ("version: v2", LayoutInvalid, "unknown version: v2"),
-        ("version: v1\nmig-configs: 0x_", LayoutInvalid, "config.yaml is neither YAML nor JSON"),
+        ("version: v1\nmig-configs: !!int x", LayoutInvalid, "config.yaml is neither YAML nor JSON"),
         ("version: v1\nmig-configs: " + "[" * 2000, LayoutInvalid, "config.yaml is neither YAML nor JSON"),
         ('{"version": ' + "[" * 200_000, LayoutInvalid, "config.yaml is neither YAML nor JSON"),
         (LayoutList("ns/l"), LayoutUnknown, "selected mig-config not present: x"),
