@@ -28,7 +28,6 @@ from tranche.core.allocation import NodeView, shared_by_mps
 from tranche.core.errors import TrancheError
 from tranche.core.state import NodeState
 from tranche.documents import describe
-from tranche.hardware.driver import Driver
 from tranche.node.health.checkup import (
     Finding,
     Status,
@@ -51,12 +50,13 @@ from tranche.node.limits.share_groups import LimitTrialRunner, ShareGroupManager
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.processes.processes import MARK
 from tranche.node.recovery.adoption import find_strays
-from tranche.node.state.connection import VERSION, connect
+from tranche.node.state.connection import ask
 from tranche.node.state.known_gpus import with_lost_named
 from tranche.node.state.session import StateFolder
 from tranche.node.store import records, register
 
 if TYPE_CHECKING:
+    from tranche.hardware.nvml import NvmlDriver
     from tranche.kubernetes.api.connection import ApiConnection
     from tranche.kubernetes.support.facts import ClusterFinding
 
@@ -120,12 +120,7 @@ def machine_findings(settings: Settings, answers: DriverReader | None = None) ->
 def _check_service(socket: Path) -> Finding:
     """Whether the service answers that gives this user shares; the user needs no rights of their own then."""
     try:
-        connection = connect(socket)
-        try:
-            connection.send({"version": VERSION, "method": "ledger", "parameters": {}})
-            connection.await_answer(_SERVICE_SECONDS)
-        finally:
-            connection.close()
+        ask(socket, "ledger", _SERVICE_SECONDS)
     except TrancheError as error:
         return failed("permission", error)
     return Finding("permission", Status.PASS, f"the service at {socket} partitions GPUs for this user")
@@ -151,7 +146,7 @@ def _of_driver(settings: Settings, places: StateFolder | None) -> list[Finding]:
         return found
 
 
-def _leftovers(settings: Settings, driver: Driver, node: NodeState, places: StateFolder) -> list[Finding]:
+def _leftovers(settings: Settings, driver: NvmlDriver, node: NodeState, places: StateFolder) -> list[Finding]:
     with closing(Host(driver, places.state_dir, environment=child_environment(settings))) as host:
         try:
             with host.ledger.read() as db:

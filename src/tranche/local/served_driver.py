@@ -9,7 +9,7 @@ from pathlib import Path
 from tranche.core.errors import GpuNotFound, ServiceUnavailable, UsageError
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.nvml import NvmlDriver
-from tranche.node.state.connection import VERSION, connect, error_of
+from tranche.node.state.connection import ask
 from tranche.planning.decide.recording import view_from_dict
 
 _ANSWERS_WITHIN_SECONDS = 5.0
@@ -45,19 +45,7 @@ class ServedDriver(NvmlDriver):
         if time.monotonic() < self._ask_at:
             return None
         try:
-            connection = connect(self._socket)
-            try:
-                connection.send({"version": VERSION, "method": "node", "parameters": {}})
-                connection.await_answer(_ANSWERS_WITHIN_SECONDS)
-                message, files = connection.receive() or ({}, [])
-            finally:
-                connection.close()
-            contents = []
-            for each in files:
-                with open(each, "rb") as file:
-                    contents.append(file.read())
-            if message.get("event") == "error":
-                raise error_of(message)
+            _, contents = ask(self._socket, "node", _ANSWERS_WITHIN_SECONDS)
         except (ServiceUnavailable, UsageError):
             self._ask_at = time.monotonic() + _AGAIN_SECONDS
             return None

@@ -166,6 +166,27 @@ def connect(path: Path) -> ServiceConnection:
     return connection
 
 
+def ask(path: Path, method: str, seconds: float) -> tuple[dict[str, Any], list[bytes]]:
+    """The service's answer to a question without parameters, and the contents of its files; no message if the service ends.
+
+    Raises the error that the service met, and ServiceUnavailable if none listens, or none answers within so many seconds.
+    """
+    connection = connect(path)
+    try:
+        connection.send({"version": VERSION, "method": method, "parameters": {}})
+        connection.await_answer(seconds)
+        message, files = connection.receive() or ({}, [])
+    finally:
+        connection.close()
+    contents = []
+    for each in files:
+        with open(each, "rb") as file:
+            contents.append(file.read())
+    if message.get("event") == "error":
+        raise error_of(message)
+    return message, contents
+
+
 def listen(path: Path) -> socket.socket:
     """A socket that every user of the machine may connect to; replaces one that a dead service left.
 

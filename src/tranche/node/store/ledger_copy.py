@@ -36,31 +36,12 @@ def copied(ledger: Path) -> sqlite3.Connection:
 
 
 def _from_service(path: Path) -> tuple[bytes, bytes]:
-    from tranche.node.state.connection import (  # slow to import, and root needs none
-        ANSWERS_WITHIN_SECONDS,
-        VERSION,
-        connect,
-        error_of,
-    )
+    from tranche.node.state.connection import ANSWERS_WITHIN_SECONDS, ask  # slow to import, and root needs none
 
-    connection = connect(path)
-    try:
-        connection.send({"version": VERSION, "method": "ledger", "parameters": {}})
-        connection.await_answer(ANSWERS_WITHIN_SECONDS)
-        message, files = connection.receive() or ({}, [])
-    finally:
-        connection.close()
-    content = [_read_whole(each) for each in files]
-    if message.get("event") == "error":
-        raise error_of(message)
+    message, content = ask(path, "ledger", ANSWERS_WITHIN_SECONDS)
     if message.get("event") != "ledger" or len(content) != 2:
         raise ServiceUnavailable("the service ended before it sent the ledger", hint="run the command again")
     return content[0], content[1]
-
-
-def _read_whole(descriptor: int) -> bytes:
-    with open(descriptor, "rb") as file:
-        return file.read()
 
 
 def ledger_content(ledger: Path) -> tuple[bytes, bytes]:
