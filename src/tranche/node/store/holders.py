@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
-from typing import assert_never
 
 from tranche.core.allocation import Allocation, Grant, Slice, WholeGpu
 from tranche.core.errors import GpuBusy
 from tranche.core.keeper import PodKeeper
 from tranche.node.store import chronicle, journal, register
 from tranche.node.store.journal import PlanRecord
-from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
+from tranche.planning.steps import Step
 from tranche.planning.steps.plan import StepStatus
 
 
@@ -94,19 +93,7 @@ def takes(step: Step, grant: Grant) -> bool:
     """Whether the step takes some of the grant."""
     if step.gpu_uuid != grant.gpu_uuid:
         return False
-    for taking in step.takes:
-        match taking:
-            case TakesInstance(occupant) | TakesRoom(occupant):
-                if grant.slot is None or grant.slot.placement.overlaps(occupant.placement):
-                    return True
-            case TakesSharing(of):
-                if of is None or grant.slot is None or grant.slot.placement.overlaps(of.placement):
-                    return True
-            case TakesGpu():
-                return True
-            case _:
-                assert_never(taking)
-    return False
+    return bool(step.takes) if grant.slot is None else step.meets(grant.slot.placement)
 
 
 def _named(grant: Grant) -> str:

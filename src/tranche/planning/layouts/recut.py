@@ -148,12 +148,12 @@ def _cut_keeping(
         packing = None if profile is None else pack_slices(profile, slices, [i.compute_instances for i in continued])
         if profile is None or packing is None:
             return None
-        for instance, contents in zip(continued, packing.contents, strict=False):
+        for instance, contents in zip(continued, packing, strict=False):
             if not contents:
                 return None  # an instance that stays empty is not part of any layout
             if Counter(contents) != Counter(instance.slices):
                 extended.append((instance, contents))
-        new += [(profile, contents) for contents in packing.contents[len(continued) :]]
+        new += [(profile, contents) for contents in packing[len(continued) :]]
     spots = arrange([profile for profile, _ in new], taken)
     if spots is None:
         return None
@@ -194,24 +194,13 @@ def _why_impossible(gpu: GpuState, wanted: Sequence[ProfileName]) -> str:
 Contents = tuple[ProfileName, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Packing:
-    """The contents of each GPU instance, largest slice first.
-
-    The first entries continue the existing instances, in their order; `created` of them are new, at the end.
-    """
-
-    contents: tuple[Contents, ...]
-    created: int
-
-
 def pack_slices(
     profile: GpuInstanceProfile, wanted: Sequence[ProfileName], started: Sequence[Sequence[ComputeInstance]] = ()
-) -> _Packing | None:
-    """The wanted slices packed into instances of the profile; None if it has no compute instance of such a size.
+) -> tuple[Contents, ...] | None:
+    """The contents of each GPU instance of the profile, largest slice first; None if it has no compute instance of such a size.
 
-    `started` are the contents of instances with room left. Among packings with the fewest new instances, it picks one that leaves
-    the fewest started instances empty.
+    `started` are the contents of instances with room left, which come first, in their order. Among packings with the fewest new
+    instances, it picks one that leaves the fewest started instances empty.
     """
     allowed = {ci.name: ci.max_instances for ci in profile.compute_profiles}
     if any(name not in allowed for name in wanted):
@@ -252,5 +241,4 @@ def pack_slices(
     masks = [taken_mask(begun) for begun in started]
     search(0, [[each.name for each in begun] for begun in started])
     assert best is not None
-    contents = tuple(tuple(sorted(inside, key=lambda name: -name.compute)) for inside in best[1])
-    return _Packing(contents, best[0][0])
+    return tuple(tuple(sorted(inside, key=lambda name: -name.compute)) for inside in best[1])

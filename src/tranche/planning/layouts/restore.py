@@ -6,7 +6,6 @@ And whether a saved plan may still run, and which users it would hit.
 from __future__ import annotations
 
 from collections import Counter
-from typing import assert_never
 
 from tranche.core.allocation import NodeView
 from tranche.core.checkpoint import Checkpoint, RecordedGpu, compute_instance_name, gpu_instance_profile
@@ -16,7 +15,7 @@ from tranche.core.state import GpuInstance, GpuState
 from tranche.planning.layouts.reconfigure import GpuChange, LayoutDecision, change_mode
 from tranche.planning.layouts.recut import Contents, Cut
 from tranche.planning.occupancy.layout_occupancy import LayoutOccupancy, User, gpu_users
-from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
+from tranche.planning.steps import Step, TakesGpu, TakesSharing
 from tranche.planning.steps.plan import Plan
 
 _PURPOSE = "restore"
@@ -138,16 +137,6 @@ def users_hit_by(view: NodeView, plan: Plan) -> tuple[User, ...]:
 def _takes(step: Step, user: User) -> bool:
     if user.changing or (user.occupant is None and user.allocations):
         return True
-    for taking in step.takes:
-        match taking:
-            case TakesInstance(slot) | TakesRoom(slot):
-                if user.occupant is not None and user.occupant.placement.overlaps(slot.placement):
-                    return True
-            case TakesSharing(of):
-                if of is None or (user.occupant is not None and user.occupant.placement.overlaps(of.placement)):
-                    return True
-            case TakesGpu():
-                return True
-            case _:
-                assert_never(taking)
-    return False
+    if user.occupant is not None:
+        return step.meets(user.occupant.placement)
+    return any(taking in (TakesGpu(), TakesSharing(None)) for taking in step.takes)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, assert_never
 
 from tranche.core.allocation import Slice, WholeGpu
 from tranche.core.errors import TrancheError, VerificationFailed
-from tranche.core.grid import PlacedInstance
+from tranche.core.grid import PlacedInstance, Placement
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import GpuState, InstanceKey, MigMode
 
@@ -107,6 +107,22 @@ class Step(ABC):
     @abstractmethod
     def takes(self) -> tuple[Taking, ...]:
         """Everything that the step takes from its holders. Empty means that it disturbs no one."""
+
+    def meets(self, place: Placement) -> bool:
+        """Whether the step takes something of that place of its GPU."""
+        for taking in self.takes:
+            match taking:
+                case TakesInstance(there) | TakesRoom(there):
+                    if there.placement.overlaps(place):
+                        return True
+                case TakesSharing(of):
+                    if of is None or of.placement.overlaps(place):
+                        return True
+                case TakesGpu():
+                    return True
+                case _:
+                    assert_never(taking)
+        return False
 
     def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
         """What the step will find on the GPU, at least its mode; `owned` names the instances that Tranche made."""
