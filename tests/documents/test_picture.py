@@ -26,7 +26,7 @@ from tranche.documents.blocks import BlockRow, BlockStatus, blocks_of
 from tranche.documents.machine import gpu_document
 from tranche.documents.markup import printable
 from tranche.documents.overview import allocation_document
-from tranche.documents.picture import CLASSES, PATTERNS, bar, draw_picture, fills, fitted, pattern_of, text_width
+from tranche.documents.picture import CLASSES, FILLS, PATTERNS, bar, draw_picture, fitted, pattern_of, text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -221,7 +221,7 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_texts_have_contrast_enough(dark: bool) -> None:
-    colours = fills(dark=dark)
+    colours = {name: pair[dark] for name, pair in FILLS.items()}
     pairs = [("tr-text", background) for background in ("tr-card", *CLASSES.values())] + [("tr-muted", "tr-card")]
     for text, background in pairs:
         lighter, darker = sorted((luminance(colours[text]), luminance(colours[background])), reverse=True)

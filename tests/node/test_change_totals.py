@@ -54,7 +54,7 @@ def test_each_change_is_counted_once_under_the_first_bound_that_holds_it(
     found = change_totals(db)
     for place, totals in found.items():
         lasted = [max(seconds, 0.0) for kind, outcome, seconds in changes if (kind, outcome) == place]
-        assert totals.count == len(lasted)
+        assert sum(totals.counts.values()) == len(lasted)
         assert totals.seconds == pytest.approx(sum(lasted))
         for bound in BOUNDS:
             under = sum(count for upper, count in totals.counts.items() if upper <= bound)

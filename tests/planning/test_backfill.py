@@ -71,7 +71,7 @@ def test_a_command_passes_the_first_only_if_it_ends_before_that_can_start(limit:
     waiters = queue_of(BOTH, parse_request(gpus="1", time=limit))
     assert isinstance(may_start(view, waiters, "w-1", now=NOW + MINUTE), Granted) is starts
     assert list(startable(view, waiters, now=NOW + MINUTE)) == (["w-1"] if starts else [])
-    assert explain(view, waiters[1].request, waiters[:1], now=NOW + MINUTE).fits is starts
+    assert (explain(view, waiters[1].request, waiters[:1], now=NOW + MINUTE).granted is not None) is starts
     assert isinstance(may_start(view, waiters, "w-1"), Waiting), "without the time nobody passes"
 
 
@@ -141,7 +141,7 @@ def test_a_request_that_is_too_long_is_told_which_time_limit_would_do() -> None:
         remedy = explain(view, asked, queue_of(BOTH), now=NOW + MINUTE).remedies[0]
         assert remedy.kind is RemedyKind.TIME_LIMIT
         assert remedy.request == parse_request(gpus="1", time="59m")
-        assert explain(view, remedy.request, queue_of(BOTH), now=NOW + MINUTE).fits
+        assert explain(view, remedy.request, queue_of(BOTH), now=NOW + MINUTE).granted
     unlimited = holding(machine(2), NOW, gpus="1")
     assert all(
         each.kind is not RemedyKind.TIME_LIMIT for each in explain(unlimited, ONE, queue_of(BOTH), now=NOW).remedies
@@ -219,7 +219,9 @@ def test_what_is_promised_to_the_first_never_moves_later(asked: list[tuple[Reque
             start = earliest(view, first.request, now)
             assert start <= promised.get(first.id, math.inf), "the promise moved later"
             promised[first.id] = start
-            assert explain(view, queue[-1].request, queue[:-1], now=now).fits is starts_now(view, queue, now)
+            assert (explain(view, queue[-1].request, queue[:-1], now=now).granted is not None) is starts_now(
+                view, queue, now
+            )
             next_id = next(startable(view, queue, now=now), None)
             if next_id is None:
                 break
@@ -240,7 +242,7 @@ def test_a_users_quota_gives_a_time_limit_and_refuses_a_longer_one() -> None:
     assert isinstance(may_start(view, waiters, "w-1", now=NOW), Granted)
     assert list(startable(view, waiters, now=NOW)) == ["w-1"]
     explanation = explain(view, ONE, waiters[:1], now=NOW)
-    assert explanation.fits
+    assert explanation.granted
     assert explanation.request.time_limit == 1800
     long = parse_request(gpus="1", time="31m")
     assert isinstance(explain(view, long, now=NOW).impossible, QuotaExceeded)

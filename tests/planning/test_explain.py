@@ -70,11 +70,10 @@ def test_it_fits_exactly_when_decide_grants(data: st.DataObject) -> None:
         decision = may_start(view, queue, "me", adopt_foreign_destroy=foreign)
     except TrancheError:
         assert explanation.impossible is not None
-        assert not explanation.fits
+        assert not explanation.granted
         return
     assert explanation.impossible is None
-    assert explanation.fits == isinstance(decision, Granted)
-    assert explanation.granted == (decision if explanation.fits else None), "it is served as was foretold"
+    assert explanation.granted == (decision if isinstance(decision, Granted) else None), "it is served as was foretold"
     if isinstance(decision, Waiting):
         assert decision.obstacles == tuple(each.obstacle for each in explanation.gpus if each.obstacle is not None)
     assert explanation.summary
@@ -142,7 +141,7 @@ def test_a_request_that_waits_on_healthy_gpus_is_told_what_would_help(data: st.D
     request = data.draw(requests_for(view))
     explanation = explain(view, request)
     healthy = not view.changing and not any(gpu.lost or gpu.mode_pending for gpu in view.node)
-    if explanation.fits or explanation.impossible or not healthy:
+    if explanation.granted or explanation.impossible or not healthy:
         return
     assert {RemedyKind.WAIT, RemedyKind.DESTROY_FOREIGN} & {each.kind for each in explanation.remedies}
 

@@ -273,7 +273,7 @@ def test_the_explanation_says_which_limit_and_whose_end_helps() -> None:
     )
     (remedy,) = answer.remedies
     assert remedy.allocation_ids == (view.allocations[1].id,)
-    assert explain(replace(view, asker=BOB), parse_request(mig_profile="3g.20gb")).fits
+    assert explain(replace(view, asker=BOB), parse_request(mig_profile="3g.20gb")).granted
 
 
 limits_ = st.builds(

@@ -88,7 +88,7 @@ def test_a_gpu_is_closed_exactly_as_promised(uid: int, limit: str | None, now: f
     for options in ({"gpus": "1"}, {"mig_profile": "1g.5gb"}, {"gpu": "0.3"}):
         request = parse_request(**options, time=limit)
         assert starts(view, request, uid, now) is free
-        assert explain(replace(view, asker=uid), request, now=now).fits is free
+        assert (explain(replace(view, asker=uid), request, now=now).granted is not None) is free
 
 
 def test_a_reservation_for_nobody_closes_the_gpu_until_it_is_over() -> None:
@@ -129,7 +129,7 @@ def test_the_reason_and_the_remedies_name_the_reservation_and_the_limit_that_wou
     remedy = told.remedies[0]
     assert (remedy.kind, remedy.request) == (RemedyKind.TIME_LIMIT, parse_request(gpus="1", time="3h58m"))
     assert remedy.request is not None
-    assert explain(view, remedy.request, now=NOW).fits
+    assert explain(view, remedy.request, now=NOW).granted
     own = explain(replace(view, asker=ANN), replace(ONE, time_limit=None), now=NOW)
     assert any(each.text.startswith("wait until your reservation begins: reserved for ann") for each in own.remedies)
     begun = explain(view, ONE, now=BEGINS)
@@ -280,7 +280,7 @@ def test_no_one_starts_where_others_have_reserved_and_no_promise_moves_later(
             view, reservations=tuple(each._replace(used=each.used or each.id in used) for each in view.reservations)
         )
         for number, each in enumerate(queue):
-            fits = explain(replace(view, asker=each.uid), each.request, queue[:number], now=now).fits
+            fits = explain(replace(view, asker=each.uid), each.request, queue[:number], now=now).granted is not None
             assert fits is starts_now(view, queue[: number + 1], now)
         while (next_id := next(startable(view, queue, now=now), None)) is not None:
             waiter = next(each for each in queue if each.id == next_id)

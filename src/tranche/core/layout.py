@@ -103,12 +103,6 @@ class LayoutSpec:
         """Whether to skip GPUs that cannot be cut: the spec turns MIG off, or does not name GPUs by index."""
         return self.devices is None or not self.mig_enabled
 
-    def describe(self) -> str:
-        """One line for people: `MIG on: 2x 1g.10gb, 1x 3g.40gb`."""
-        if not self.mig_enabled:
-            return "MIG off"
-        return "MIG on: " + (describe_slices(dict(self.slices)) or "no slices")
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:

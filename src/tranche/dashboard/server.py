@@ -34,7 +34,6 @@ ACCEPTED_AT_ONCE = 64
 """Connections accepted in one turn of the event loop. A few turns pass before one can be ended."""
 _MOST_WAITING = 1_000
 """Pieces of text that wait for a slow reader. Further text is lost: the server does not wait."""
-_WRITE_SECONDS = 1.0
 _KEPT_BY_THE_KERNEL = 1_024
 """Connections not yet accepted. The client of one more would have to try again after a second."""
 _LAST_SECONDS = 2
@@ -140,7 +139,6 @@ class BackgroundWriter(io.TextIOBase):
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._waiting: queue.Queue[str] = queue.Queue(_MOST_WAITING)
-        self._written = threading.Semaphore(0)
         # The thread holds no Python lock while it writes, so the process can end meanwhile.
         threading.Thread(target=self._write_on, name="written aside", daemon=True).start()
 
@@ -150,23 +148,13 @@ class BackgroundWriter(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Queue text for the reader; drops it where too much waits already."""
-        if text:
-            with suppress(queue.Full):
-                self._waiting.put_nowait(text)
-        return len(text)
-
-    def end(self, seconds: float = _WRITE_SECONDS) -> None:
-        """Wait at most `seconds` for queued text to be written."""
         with suppress(queue.Full):
-            self._waiting.put_nowait("")
-            self._written.acquire(timeout=seconds)
+            self._waiting.put_nowait(text)
+        return len(text)
 
     def _write_on(self) -> None:
         while True:
-            text = self._waiting.get()
-            if not text:
-                self._written.release()
-            left = text.encode(errors="replace")
+            left = self._waiting.get().encode(errors="replace")
             try:
                 while left:
                     left = left[os.write(self._descriptor, left) :]

@@ -31,7 +31,7 @@ CLASSES = {
 """The class of a block's colour."""
 
 # Each colour in light and in dark.
-_FILLS = {
+FILLS = {
     "tr-text": ("#1f2328", "#f0f6fc"),
     "tr-muted": ("#59636e", "#9198a1"),
     "tr-card": ("#ffffff", "#0d1117"),
@@ -59,13 +59,8 @@ _STROKES = {
 }
 
 
-def fills(*, dark: bool) -> Mapping[str, str]:
-    """The fill of each class."""
-    return {name: pair[dark] for name, pair in _FILLS.items()}
-
-
 def _colours(dark: bool) -> str:
-    filled = "".join(f".{name}{{fill:{pair[dark]}}}" for name, pair in _FILLS.items())
+    filled = "".join(f".{name}{{fill:{pair[dark]}}}" for name, pair in FILLS.items())
     return filled + "".join(f".{name}{{stroke:{pair[dark]}}}" for name, pair in _STROKES.items())
 
 

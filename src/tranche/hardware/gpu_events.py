@@ -27,14 +27,13 @@ class GpuEventKind(StrEnum):
 class GpuEvent:
     """One report. `xid` is the error's number (NVIDIA's catalogue of XIDs), 0 for other kinds.
 
-    The instance ids are None if the report is about the whole GPU; `gpu_uuid` is "" if the driver cannot say which GPU.
+    The instance id is None if the report is about the whole GPU; `gpu_uuid` is "" if the driver cannot say which GPU.
     """
 
     kind: GpuEventKind
     gpu_uuid: str
     xid: int = 0
     gpu_instance_id: int | None = None
-    compute_instance_id: int | None = None
 
 
 class GpuEventStream:
@@ -63,7 +62,6 @@ class GpuEventStream:
                 _uuid(data.device),
                 data.eventData if is_xid else 0,
                 _instance(data.gpuInstanceId),
-                _instance(data.computeInstanceId),
             )
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ def test_an_xid_names_its_gpu_and_its_instance(node: Node) -> None:
         found = {stream.wait(10), stream.wait(10)}
         assert found == {
             GpuEvent(GpuEventKind.XID, gpus[1].uuid, 79),
-            GpuEvent(GpuEventKind.XID, gpus[0].uuid, 48, 7, 0),
+            GpuEvent(GpuEventKind.XID, gpus[0].uuid, 48, 7),
         }
         stream.close()
 

@@ -25,7 +25,7 @@ WHOLE = PluginDevice(NODE.gpus[2])
 
 
 def xid(number: int, gpu: int | None, instance: int | None = None) -> GpuEvent:
-    return GpuEvent(GpuEventKind.XID, "" if gpu is None else NODE.gpus[gpu].uuid, number, instance, None)
+    return GpuEvent(GpuEventKind.XID, "" if gpu is None else NODE.gpus[gpu].uuid, number, instance)
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,6 @@ class ChangeSummary:
     counts: Mapping[float, int] = field(default_factory=dict)
     seconds: float = 0.0
 
-    @property
-    def count(self) -> int:
-        """The number of changes."""
-        return sum(self.counts.values())
-
 
 def count_change(db: sqlite3.Connection, kind: ChangeKind, outcome: ChangeStatus, seconds: float) -> None:
     """Count an ended change, in the transaction that ends it. A clock set back never gives it a negative duration."""

@@ -60,11 +60,6 @@ class Explanation:
         return self.advice.remedies
 
     @property
-    def fits(self) -> bool:
-        """Whether the request could start now."""
-        return self.granted is not None
-
-    @property
     def summary(self) -> str:
         """One line for people."""
         if self.granted is not None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, WithheldDevice
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, WithheldDevice
 from tranche.core.grid import PlacedInstance, profiles_exclude
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
@@ -15,25 +15,22 @@ from tranche.core.state import GpuInstance, GpuState, InstanceKey
 class DeviceUsage(NamedTuple):
     """The granted parts of one device: `memory` in bytes, `compute` in percent of ceilings, and the number of holders.
 
-    `settled` means that a program may already run in one of the parts. `broken` means that the device takes no more parts: its
-    limits are lost, or its holders use different mechanisms.
+    `broken` means that the device takes no more parts: its limits are lost, or its holders use different mechanisms.
     """
 
     sharing: Sharing
     memory: int = 0
     compute: int = 0
     holders: int = 0
-    settled: bool = False
     broken: bool = False
 
-    def with_part(self, part: FractionalShare, phase: Phase) -> DeviceUsage:
+    def with_part(self, part: FractionalShare) -> DeviceUsage:
         """The account after one more part."""
         return DeviceUsage(
             self.sharing,
             self.memory + part.memory,
             self.compute + (part.compute or 0),
             self.holders + 1,
-            self.settled or phase is Phase.ACTIVE,
             self.broken or not part.kept or part.sharing is not self.sharing,
         )
 
@@ -135,7 +132,7 @@ def _sorted_out(
     for allocation, grant in held:
         slot = grant.slot
         if isinstance(grant, FractionalShare):
-            shared[slot] = shared.get(slot, DeviceUsage(grant.sharing)).with_part(grant, allocation.phase)
+            shared[slot] = shared.get(slot, DeviceUsage(grant.sharing)).with_part(grant)
         if slot is None:
             whole[allocation.id] = allocation
         else:
