@@ -1,4 +1,4 @@
-"""Everything said to NVML: a Driver over nvidia-ml-py.
+"""Everything said to NVML, through nvidia-ml-py. Nothing above this package knows NVML.
 
 Each operation looks up MIG device handles and instance handles again: they do not survive a reset, nor the instance that they
 name.
@@ -44,7 +44,12 @@ _ONE_GPU_FAILED = (
 
 
 class NvmlDriver:
-    """The GPUs on this machine through libnvidia-ml.so.1, as the dynamic linker finds it."""
+    """The GPUs on this machine through libnvidia-ml.so.1, as the dynamic linker finds it.
+
+    `scope` says how much of the machine this process sees: hidden devices may still exist. Methods are safe to call from several
+    threads; each raises a TrancheError if the driver refuses. GpuBusy: something is in use. NoRoom: the grid has no place.
+    PermissionDenied, MigNotSupported, HardwareError: as named.
+    """
 
     def __init__(self, *, reset_command: str = "nvidia-smi", served: bool = False) -> None:
         """Load and initialise NVML; DriverNotFound without a driver.
@@ -77,7 +82,7 @@ class NvmlDriver:
             return NodeState(gpus, driver, nvml, newest, sharing_means(facts), self.scope)
 
     def observe_gpu(self, gpu_uuid: str) -> GpuState:
-        """One GPU as it is now."""
+        """One GPU as it is now; GpuNotFound if it is absent."""
         with explained(f"read {self._named(gpu_uuid)}"):
             handle = self._handle(gpu_uuid)
             return self._read(handle, pynvml.nvmlDeviceGetIndex(handle))
@@ -94,7 +99,7 @@ class NvmlDriver:
             pynvml.nvmlDeviceSetMigMode(self._handle(gpu_uuid), int(enabled))
 
     def set_compute_mode(self, gpu_uuid: str, mode: ComputeMode) -> None:
-        """Set which processes may open an uncut GPU."""
+        """Set which processes may open an uncut GPU. The driver forgets it when it is unloaded."""
         with explained(f"set the compute mode of {self._named(gpu_uuid)} to {mode}"):
             pynvml.nvmlDeviceSetComputeMode(self._handle(gpu_uuid), _COMPUTE_MODES[mode])
 
@@ -108,7 +113,7 @@ class NvmlDriver:
         _run(command, f"set the time slice of {gpu_uuid} to {length}")
 
     def reset_gpu(self, gpu_uuid: str) -> None:
-        """Reset one GPU with nvidia-smi: NVML has no call for it.
+        """Reset one GPU, which nothing may use, with nvidia-smi: NVML has no call for it.
 
         The reset inherits what the caller allows: locks that must be held until it is through.
         """
@@ -142,7 +147,7 @@ class NvmlDriver:
         raise LayoutImpossible(f"{self._named(gpu_uuid)} has no compute instance profile for {name}")
 
     def destroy_compute_instance(self, gpu_uuid: str, gpu_instance_id: int, compute_instance_id: int) -> None:
-        """Destroy a compute instance."""
+        """Destroy a compute instance; GpuBusy if a process uses it."""
         with explained(
             f"destroy compute instance {compute_instance_id} of GPU instance {gpu_instance_id} of {self._named(gpu_uuid)}"
         ):
@@ -151,7 +156,7 @@ class NvmlDriver:
             pynvml.nvmlComputeInstanceDestroy(compute)
 
     def destroy_gpu_instance(self, gpu_uuid: str, gpu_instance_id: int) -> None:
-        """Destroy a GPU instance without compute instances."""
+        """Destroy a GPU instance without compute instances; GpuBusy if something uses it."""
         with explained(f"destroy GPU instance {gpu_instance_id} of {self._named(gpu_uuid)}"):
             instance = pynvml.nvmlDeviceGetGpuInstanceById(self._handle(gpu_uuid), gpu_instance_id)
             pynvml.nvmlGpuInstanceDestroy(instance)

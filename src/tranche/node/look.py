@@ -7,11 +7,11 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tranche.core.allocation import NodeView, cordoned, with_lost_limits
 from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.state import InstanceKey
-from tranche.hardware.driver import Driver
 from tranche.node.limits.overdrawn import with_overdrawn
 from tranche.node.mps.mps_records import DaemonRecordStore, care_needed, node_with_daemons
 from tranche.node.state.known_gpus import lost_or_back, with_lost_named
@@ -20,9 +20,12 @@ from tranche.node.store import records, register
 from tranche.node.store.ledger import open_to_read
 from tranche.node.store.register import anything_left, contradictory_tables
 
+if TYPE_CHECKING:
+    from tranche.hardware.nvml import NvmlDriver
+
 
 def look(
-    driver: Driver,
+    driver: NvmlDriver,
     places: StateFolder,
     unsettled: Callable[[TrancheError], None],
     environment: Callable[[], Mapping[str, str]] = lambda: os.environ,
@@ -83,7 +86,7 @@ def _being_made(db: sqlite3.Connection) -> frozenset[InstanceKey]:
 
 
 def _view_of_host(
-    driver: Driver, places: StateFolder, unsettled: Callable[[TrancheError], None], environment: Mapping[str, str]
+    driver: NvmlDriver, places: StateFolder, unsettled: Callable[[TrancheError], None], environment: Mapping[str, str]
 ) -> NodeView:
     from tranche.node.host import Host  # slow to import, and only needed to clear
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tranche.core.sharing import Timeslice
 from tranche.core.state import GpuState
-from tranche.hardware.driver import Driver
 from tranche.node.execution.timeslices import TimesliceStore
 from tranche.node.limits.share_groups import ShareGroupManager
 from tranche.node.locks.interrupts import interruptible
@@ -19,6 +19,9 @@ from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.state.session import StateFolder, boot_clock
 from tranche.node.store import records
 from tranche.node.store.ledger import Ledger, open_to_read
+
+if TYPE_CHECKING:
+    from tranche.hardware.nvml import NvmlDriver
 
 CDI_FOLDER = Path("/run/cdi")
 """Where podman, Docker and containerd look for CDI specifications that do not outlast a restart."""
@@ -38,7 +41,7 @@ class HostContext:
     crash tests. The CDI files of shares are in `cdi_folder`.
     """
 
-    driver: Driver = field(kw_only=False)
+    driver: NvmlDriver = field(kw_only=False)
     state_dir: Path = field(kw_only=False)
     clock: Callable[[], float] = time.time
     boot_clock: Callable[[], float] = boot_clock

@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tranche.core.allocation import Allocation, FractionalShare
 from tranche.core.errors import HardwareError, TrancheError, VerificationFailed
 from tranche.core.sharing import EVERY_GPU, Timeslice
 from tranche.core.state import GpuState, NodeState
-from tranche.hardware.driver import Driver
 from tranche.node.state.session import StateFolder, boot_id
 from tranche.node.state.state_file import cannot_write, read_state_file, replace_state_file
+
+if TYPE_CHECKING:
+    from tranche.hardware.nvml import NvmlDriver
 
 _SUFFIX: Final = ".json"
 _PAUSE_SECONDS: Final = 60.0
@@ -77,7 +79,7 @@ class TimesliceStore:
         }
         return tuple(sorted(late - turns))
 
-    def set(self, gpu: GpuState, length: Timeslice, driver: Driver) -> None:
+    def set(self, gpu: GpuState, length: Timeslice, driver: NvmlDriver) -> None:
         """Let the driver use that length. Raises VerificationFailed when it does not show it."""
         if gpu.mig_enabled:
             raise HardwareError(f"{gpu.label} is in MIG mode, and time slices need a GPU without MIG mode")
@@ -94,7 +96,7 @@ class TimesliceStore:
                     self._write(gpu.uuid, record if there else record._replace(set="", before="", boot=""))
             raise
 
-    def put_back(self, gpu: GpuState, driver: Driver) -> None:
+    def put_back(self, gpu: GpuState, driver: NvmlDriver) -> None:
         """Let the driver use the previous length, unless it was changed since. Raises VerificationFailed when it does not."""
         record = self._read(gpu.uuid)
         if record.set and record.boot == boot_id() and driver.timeslice(gpu.uuid) is Timeslice(record.set):
@@ -133,7 +135,7 @@ class TimesliceStore:
         return self._folder / f"{name}{_SUFFIX}"
 
 
-def _tell(gpu: GpuState, length: Timeslice, driver: Driver) -> None:
+def _tell(gpu: GpuState, length: Timeslice, driver: NvmlDriver) -> None:
     driver.set_timeslice(gpu.uuid, length)
     now = driver.timeslice(gpu.uuid)
     if now is not length:

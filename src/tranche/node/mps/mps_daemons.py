@@ -32,7 +32,6 @@ from tranche.core.allocation import (
 from tranche.core.errors import GpuBusy, MpsFailed, StateMoved, TrancheError, VerificationFailed, WaitTimeout
 from tranche.core.sharing import Sharing
 from tranche.core.state import PROHIBITED, ComputeMode, DaemonState, GpuState, InstanceKey, NodeState
-from tranche.hardware.driver import Driver
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore, node_with_daemons, record_of, with_daemons_of
 from tranche.node.state.session import StateFolder, boot_id, process_lives
 from tranche.node.store import register
@@ -41,6 +40,7 @@ from tranche.planning.steps.plan import Plan
 
 if TYPE_CHECKING:
     from tranche.hardware.mps_process import MpsProcess
+    from tranche.hardware.nvml import NvmlDriver
 
 LOOK_SECONDS = 5.0
 """How long a decision waits for daemons to report on their servers, which takes them milliseconds."""
@@ -113,7 +113,7 @@ class MpsDaemonManager:
         slot: InstanceKey | None,
         device_uuid: str,
         limit: int,
-        driver: Driver,
+        driver: NvmlDriver,
         sleep: Callable[[float], None],
     ) -> None:
         """Ensure that a daemon serves the device with a verified limit of `limit` bytes and a server that admits clients.
@@ -184,7 +184,7 @@ class MpsDaemonManager:
             if record is not None and record.uid != uid:
                 self.process(record.device_uuid).admit(everybody=True)
 
-    def stop(self, gpu: GpuState, slot: InstanceKey | None, driver: Driver, sleep: Callable[[float], None]) -> None:
+    def stop(self, gpu: GpuState, slot: InstanceKey | None, driver: NvmlDriver, sleep: Callable[[float], None]) -> None:
         """End the daemon of the device with its servers, and restore the compute mode.
 
         Raises MpsFailed when it lives on; then its record stays.
@@ -377,7 +377,7 @@ def _as_set(record: DaemonRecord, gpu: GpuState) -> DaemonRecord:
     return record._replace(mode=str(gpu.compute_mode), boot=boot_id())
 
 
-def _put_back(gpu: GpuState, before: ComputeMode, driver: Driver) -> None:
+def _put_back(gpu: GpuState, before: ComputeMode, driver: NvmlDriver) -> None:
     """Restore the compute mode, unless it was changed since. Raises VerificationFailed when the GPU does not show it."""
     ours = (ComputeMode.EXCLUSIVE, None)
     if gpu.compute_mode not in ours or gpu.compute_mode is before:
