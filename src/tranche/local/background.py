@@ -7,7 +7,7 @@ import signal
 from contextlib import suppress
 from types import FrameType
 
-_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+from tranche.node.locks.interrupts import ENDING
 
 
 def open_files() -> frozenset[int]:
@@ -35,6 +35,6 @@ def pass_signals_to(pid: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
-    for number in _ENDING:
+    for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, pass_on)

@@ -25,6 +25,7 @@ from tranche.local.child import (
 )
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.interrupts import (
+    ENDING,
     WaitInterrupted,
     heed_signals,
     ignore_signals,
@@ -32,8 +33,6 @@ from tranche.node.locks.interrupts import (
     interruptible,
 )
 from tranche.node.state.connection import ANSWERS_WITHIN_SECONDS, LONGEST_COMMAND, VERSION, ServiceConnection, error_of
-
-_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class ServiceClient:
@@ -89,7 +88,7 @@ class ServiceClient:
         except WaitInterrupted as stop:
             # The service leaves the queue, or undoes its plan, as soon as it knows that nothing more comes from here.
             self._connection.close_sending()
-            for number in _ENDING:
+            for number in ENDING:
                 signal.signal(number, signal.SIG_DFL)
             self._await("")
             return stop.exit_code

@@ -22,7 +22,7 @@ class ReservationWatch:
         """Look once. Nobody is told twice of the same reservation, and nobody of their own."""
         with self._host.ledger.read() as db:
             reservations = records.reservations(db)
-            now = next((each for each in register.allocations(db) if each.id == self._allocation.id), None)
+        now = self._host.allocation(self._allocation.id)
         if now is None or not isinstance(now.keeper, ProcessKeeper):
             return
         uid, held = now.keeper.uid, {each.gpu_uuid for each in now.grants}

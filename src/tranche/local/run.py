@@ -124,7 +124,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
                 host.view(seconds=_LOST_SECONDS)
         return code
     except Cancelled as stop:
-        reporter.cancelled(stop)
+        reporter.warn(str(stop))
         return _BY_SIGNAL + signal.SIGTERM
     except WaitInterrupted as stop:
         return stop.exit_code
@@ -183,7 +183,7 @@ def _time_limit(host: Host, held: HeldAllocation, workload: Workload, reporter: 
         return None
     from tranche.local.time_limit import TimeLimit  # most commands have none
 
-    return TimeLimit(host, held.allocation, workload, reporter.time_limit)
+    return TimeLimit(host, held.allocation, workload, reporter.warn)
 
 
 def _run_in_share(
@@ -236,8 +236,8 @@ def _long_look(
 
     ends = () if limit is None else (limit.end_idle, limit.programs)
     idle, reserved = (
-        IdleWatch(host, allocation, reporter.idle, *ends),
-        ReservationWatch(host, allocation, reporter.reserved),
+        IdleWatch(host, allocation, reporter.warn, *ends),
+        ReservationWatch(host, allocation, reporter.warn),
     )
 
     def look() -> float:
@@ -257,7 +257,7 @@ class _ShareWatch:
     reporter: RunReporter
 
     def limits_lost(self, why: str) -> None:
-        self.reporter.unlimited(why)
+        self.reporter.warn(why)
         self._write_down()
 
     def above(self, part: FractionalShare, gpu: GpuState, used: int) -> None:
@@ -268,7 +268,7 @@ class _ShareWatch:
         """Report and write down a server that ended; the limits hold for programs that start again."""
         why = f"the MPS server of this share, process {pid}, was killed or shut down"
         hit = "programs that were using it get CUDA error 806; start them again"
-        self.reporter.server_ended(f"{why}: {hit}")
+        self.reporter.warn(f"{why}: {hit}")
         with suppress(TrancheError), self.host.ledger.write() as db:
             chronicle.server_ended(db, time.time(), self.allocation, pid)
 
@@ -305,9 +305,7 @@ def _drop_group(host: Host, held: HeldAllocation) -> None:
     """Remove the group of a share that is free now. One that its processes keep stays known by its group."""
     if held.group is None:
         return
-    with host.ledger.read() as db:
-        kept = any(each.id == held.allocation.id for each in register.allocations(db))
-    if not kept:
+    if host.allocation(held.allocation.id) is None:
         host.share_groups.drop(held.group)
 
 

@@ -21,17 +21,13 @@ class RunReporter:
     """
 
     def __init__(self, say: Callable[[str], None], warn: Callable[[str], None]) -> None:
-        self._told, self._warn, self._last = say, warn, ""
+        self._told, self.warn, self._last = say, warn, ""
 
     def waiting(self, outcome: Waiting, ahead: int, reasons: str) -> None:
         """There is no share yet; `ahead` requests are ahead, and `reasons` says why in words."""
         turn = f"{ahead} ahead in the queue" if ahead else "next in the queue"
         by = "" if outcome.starts_by is None else f"; it starts by {describe.local_time(outcome.starts_by)}"
         self._say(f"waiting, {turn}: {reasons}{by}")
-
-    def cancelled(self, error: Exception) -> None:
-        """The request was cancelled while it waited."""
-        self._warn(str(error))
 
     def step(self, gpu: GpuState, step: Step) -> None:
         """A step of the plan is about to change that GPU."""
@@ -45,36 +41,16 @@ class RunReporter:
         most = "" if limit is None else f", for at most {format_duration(limit)}"
         self._say(f"allocation {allocation.id}: {what}, {allocation.grants[0].walls.sentence}{most}")
 
-    def unlimited(self, why: str) -> None:
-        """The daemon that keeps the share's limits died, or its limits were changed: the share counts as unlimited."""
-        self._warn(why)
-
     def above(self, part: FractionalShare, gpu: GpuState, used: int) -> None:
         """The share's processes together use more bytes than its part has."""
-        self._warn(
+        self.warn(
             f"the processes of this share use {format_memory(used)} of {gpu.full_name}, but the share has "
             f"{format_memory(part.memory)}: Tranche now counts it as unlimited"
         )
 
-    def time_limit(self, text: str) -> None:
-        """The command's time is over, or nearly so."""
-        self._warn(text)
-
-    def idle(self, text: str) -> None:
-        """Nothing has used the share for long."""
-        self._warn(text)
-
-    def reserved(self, text: str) -> None:
-        """Others, or maintenance, get the share's GPU before the share must have ended."""
-        self._warn(text)
-
-    def server_ended(self, why: str) -> None:
-        """The daemon's server ended under the share's programs; `why` says why they fail."""
-        self._warn(why)
-
     def outside(self, process: GpuProcess, gpu: GpuState) -> None:
         """A program of the command uses another GPU or slice than the share's."""
-        self._warn(
+        self.warn(
             f"{process} was started in this share but uses a device of {gpu.full_name} outside the share: it lacks the share's "
             "CUDA_VISIBLE_DEVICES, which sudo and su - drop by default"
         )
@@ -86,7 +62,7 @@ class RunReporter:
 
     def kept(self, error: Exception) -> None:
         """The share cannot be given back, say because the disk is full; the next `tranche` takes it from this dead process."""
-        self._warn(f"the share is not free yet; the next tranche command frees it: {error}")
+        self.warn(f"the share is not free yet; the next tranche command frees it: {error}")
 
     def _say(self, line: str) -> None:
         if line != self._last:

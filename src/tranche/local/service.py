@@ -33,6 +33,7 @@ from tranche.local.service_messages import method_of, parse_extension, parse_run
 from tranche.local.time_limit import end_overdue, extend, overdue
 from tranche.node.host import Host
 from tranche.node.limits.share_groups import ShareGroupManager
+from tranche.node.locks.interrupts import ENDING
 from tranche.node.locks.locks import FileLock
 from tranche.node.mps.mps_records import IDLE_SECONDS
 from tranche.node.processes.processes import MARK, process_at
@@ -53,7 +54,6 @@ _PAUSE_SECONDS = 0.1
 _LOOK_SECONDS = 10.0
 _CLEARS_WITHIN_SECONDS = 2.0
 _ORDER_SECONDS = 60.0
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MARK = f"{MARK}=".encode()
 
 OpenHost = Callable[[int], AbstractContextManager[Host]]
@@ -93,7 +93,7 @@ class RunService:
             selector.register(woken, selectors.EVENT_READ)
             while True:
                 ready = {key.fd for key, _ in selector.select(self._patience())}
-                if woken in ready and set(_ENDING) & set(os.read(woken, 4096)):
+                if woken in ready and set(ENDING) & set(os.read(woken, 4096)):
                     return
                 self._reap()
                 for descriptor in ready & set(self._silent):
@@ -244,7 +244,7 @@ class RunService:
         try:
             os.setsid()
             signal.set_wakeup_fd(-1)
-            for number in (*_ENDING, signal.SIGCHLD):
+            for number in (*ENDING, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             selector.close()
             self.listener.close()
@@ -329,7 +329,7 @@ def _signals_wake() -> Iterator[int]:
     """A pipe that receives the number of each signal that the listener waits for."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    numbers = [number for number in (*_ENDING, signal.SIGCHLD) if signal.getsignal(number) != signal.SIG_IGN]  # nohup
+    numbers = [number for number in (*ENDING, signal.SIGCHLD) if signal.getsignal(number) != signal.SIG_IGN]  # nohup
     handlers = [(number, signal.signal(number, lambda number, frame: None)) for number in numbers]
     try:
         yield reading

@@ -21,7 +21,7 @@ from tranche.node.mps.mps_daemons import UndrainedDevice, drain
 from tranche.node.processes.keeping import RemainingProcesses, remains_of
 from tranche.node.processes.processes import MARK, ancestors_of, find_traces, heeds_sigterm, sudo_above
 from tranche.node.state.session import StateFolder, sees_processes_of
-from tranche.node.store import chronicle, register
+from tranche.node.store import chronicle
 from tranche.node.store.register import runs, user_name
 
 _POLL_SECONDS = 0.02
@@ -38,7 +38,6 @@ class _Ended:
     `undrained` are the devices whose MPS servers did not release processes that were killed anyway.
     """
 
-    allocation_id: str
     pids: tuple[int, ...]
     signal: int
     undrained: tuple[UndrainedDevice, ...] = ()
@@ -107,8 +106,7 @@ def take_back(
     unknown; PermissionDenied if the workload is another user's; UsageError if this process itself would be ended; and what
     `confirm` raises, which receives the preview before anything is done.
     """
-    with host.ledger.read() as db:
-        allocation = next((each for each in register.allocations(db) if each.id == allocation_id), None)
+    allocation = host.allocation(allocation_id)
     if allocation is None:
         raise AllocationUnknown(
             f"no allocation or waiting request {allocation_id}",
@@ -157,7 +155,7 @@ def take_back(
     # A process that is just ending may be unreadable. `tranche run` knows what is left of its command, and gives the share back
     # if nothing is.
     deadline = time.monotonic() + (_OWNER_SECONDS if ended and not pids else 0.0)
-    while remains.life is not KeeperStatus.GONE and _registered(host, allocation_id):
+    while remains.life is not KeeperStatus.GONE and host.allocation(allocation_id) is not None:
         if time.monotonic() >= deadline:
             raise _busy(allocation, pids, remains)
         time.sleep(_ASK_SECONDS if host.ledger.read_only else _POLL_SECONDS)
@@ -166,7 +164,7 @@ def take_back(
     with suppress(AllocationUnknown):
         released = "released with tranche release" if host.actor is None else "released"
         Queue(host).release(allocation_id, why=why or released)
-    return _Ended(allocation_id, tuple(dict.fromkeys(ended)), last, tuple(undrained.values()))
+    return _Ended(tuple(dict.fromkeys(ended)), last, tuple(undrained.values()))
 
 
 def _leave_share() -> None:
@@ -177,16 +175,10 @@ def _leave_share() -> None:
         ctypes.memset(place, ord("-"), len(os.environb[MARK.encode()]))
 
 
-def _registered(host: Host, allocation_id: str) -> bool:
-    with host.ledger.read() as db:
-        return any(each.id == allocation_id for each in register.allocations(db))
-
-
 def _living_now(host: Host, allocation_id: str) -> list[int]:
     """The living processes that the register names for the allocation now."""
-    with host.ledger.read() as db:
-        keepers = [each.keeper for each in register.allocations(db) if each.id == allocation_id]
-    return [pid for keeper in keepers if isinstance(keeper, ProcessKeeper) for pid in living(keeper)]
+    found = host.allocation(allocation_id)
+    return living(found.keeper) if found is not None and isinstance(found.keeper, ProcessKeeper) else []
 
 
 def living(keeper: ProcessKeeper) -> list[int]:
@@ -298,6 +290,6 @@ def _await_owner(host: Host, allocation_id: str) -> None:
     lock, asks = host.places.allocation(allocation_id), host.ledger.read_only
     deadline = time.monotonic() + _OWNER_SECONDS
     while is_held(lock) and time.monotonic() < deadline:
-        if asks and (not _registered(host, allocation_id) or _living_now(host, allocation_id)):
+        if asks and (host.allocation(allocation_id) is None or _living_now(host, allocation_id)):
             return
         time.sleep(_ASK_SECONDS if asks else _POLL_SECONDS)

@@ -109,14 +109,10 @@ class TimeLimit:
     def _left(self) -> float:
         """The seconds left, by the limit that the ledger has now, or had when it was last readable."""
         with suppress(TrancheError):
-            found = self._now()
+            found = self._host.allocation(self._allocation.id)
             if found is not None and found.request.time_limit is not None:
                 self._seconds = found.request.time_limit
         return self._began + self._seconds - self._clock()
-
-    def _now(self) -> Allocation | None:
-        with self._host.ledger.read() as db:
-            return next((each for each in register.allocations(db) if each.id == self._allocation.id), None)
 
     def _end(self, stop: select.poll) -> None:
         """End the command, which may not have started yet, and go on until nothing of it is left."""
@@ -151,7 +147,7 @@ class TimeLimit:
         """The programs that end with a hold, such as editors and shells: ` with vim (pid 4711)`. "" if there are none."""
         holders: tuple[int, ...] = ()
         with suppress(TrancheError):
-            found = self._now()
+            found = self._host.allocation(self._allocation.id)
             if found is not None and isinstance(found.keeper, ProcessKeeper):
                 holders = (found.keeper.pid,)
         pids = [pid for pid in self._command_and_its_processes() if pid not in holders]
@@ -161,7 +157,7 @@ class TimeLimit:
 
     def _command_and_its_processes(self) -> list[int]:
         try:
-            found = self._now()
+            found = self._host.allocation(self._allocation.id)
         except TrancheError:
             found = None
         pids = [] if found is None else _processes_of(self._host, found)

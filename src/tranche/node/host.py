@@ -423,8 +423,7 @@ class Host(HostContext):
 
     def release(self, allocation_id: str, *, why: str) -> None:
         """Take back a share; its instance stays, idle. Raises AllocationUnknown when no share has that id."""
-        with self.ledger.read() as db:
-            found = next((each for each in register.allocations(db) if each.id == allocation_id), None)
+        found = self.allocation(allocation_id)
         unknown = AllocationUnknown(f"no allocation {allocation_id}", hint="list the allocations with: tranche ps")
         if found is None:
             raise unknown

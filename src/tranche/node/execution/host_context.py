@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tranche.core.allocation import Allocation
 from tranche.core.sharing import Timeslice
 from tranche.core.state import GpuState
 from tranche.node.execution.timeslices import TimesliceStore
@@ -17,7 +18,7 @@ from tranche.node.limits.share_groups import ShareGroupManager
 from tranche.node.locks.interrupts import interruptible
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.state.session import StateFolder, boot_clock
-from tranche.node.store import records
+from tranche.node.store import records, register
 from tranche.node.store.ledger import Ledger, open_to_read
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ class HostContext:
         """Remove the CDI file of a share that has ended, if there is one. After a failure the next command does."""
         with suppress(OSError):
             path.unlink()
+
+    def allocation(self, allocation_id: str) -> Allocation | None:
+        """The share with that id; None if the register has none."""
+        with self.ledger.read() as db:
+            return next((each for each in register.allocations(db) if each.id == allocation_id), None)
 
     def observe_gpu(self, gpu_uuid: str) -> GpuState:
         """One GPU's current state, with its daemons. Raises GpuNotFound when there is no such GPU."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class WaitInterrupted(BaseException):
@@ -42,7 +42,7 @@ def heed_signals() -> None:
     Ignored signals stay ignored, so nohup works.
     """
     _Signals.noted, _Signals.heeded = 0, True
-    for number in _ENDING:
+    for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _note)
 
@@ -59,7 +59,7 @@ def heeding_signals() -> Iterator[None]:
     A signal that was noted and not yet obeyed raises WaitInterrupted at the end of the block. It also replaces an error: Ctrl-C
     on a terminal ends the programs that the block waits for, too.
     """
-    before = {number: signal.getsignal(number) for number in _ENDING}
+    before = {number: signal.getsignal(number) for number in ENDING}
     heed_signals()
     try:
         try:

@@ -112,8 +112,7 @@ class Recovery:
 
         `orphans` are the caller's children that the command left, oldest first. `killed` means that it may have been killed.
         """
-        with self._machine.ledger.read() as db:
-            allocation = next((each for each in register.allocations(db) if each.id == allocation_id), None)
+        allocation = self._machine.allocation(allocation_id)
         if allocation is None or not isinstance(allocation.keeper, ProcessKeeper):
             return RemainingProcesses()
         remains = remains_of(self._machine.places, allocation_id, allocation.keeper, orphans)
