@@ -18,7 +18,6 @@ from tranche.node.files.files import (
     DEPTH_LIMIT,
     LIMIT,
     NODE_LIMIT,
-    TooLong,
     YamlError,
     load_yaml,
     read_bounded,
@@ -111,7 +110,7 @@ def test_a_key_that_is_there_twice_is_refused_where_that_matters(tmp_path: Path,
 
 
 def test_a_device_without_end_is_too_long() -> None:
-    with pytest.raises(TooLong, match="longer than 1048576 bytes"):
+    with pytest.raises(ValueError, match="longer than 1048576 bytes"):
         read_bounded("/dev/zero")
     assert read_bounded("/dev/null") == b""
 
@@ -121,7 +120,7 @@ def test_a_file_of_the_longest_length_is_read(tmp_path: Path) -> None:
     file.write_bytes(b"x" * LIMIT)
     assert len(read_bounded(file)) == LIMIT
     file.write_bytes(b"x" * (LIMIT + 1))
-    with pytest.raises(TooLong):
+    with pytest.raises(ValueError, match="longer"):
         read_bounded(file)
 
 

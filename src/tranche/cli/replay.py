@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from io import BufferedReader
 from typing import IO
 
@@ -74,9 +72,7 @@ def _text(outcome: Outcome) -> str:
 
 def _decisions(file: str) -> Iterator[RecordedDecision]:
     try:
-        with (
-            nullcontext(sys.stdin.buffer) if file == STANDARD_STREAM else BufferedReader(BoundedStream(file)) as stream
-        ):
+        with BufferedReader(BoundedStream(file)) as stream:
             yield from _lines(stream, file)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error

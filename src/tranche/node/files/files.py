@@ -34,44 +34,33 @@ LIMIT = 2**20
 SILENCE_SECONDS = 60.0
 
 
-class TooLong(ValueError):
-    """The content exceeds the limit; none of it is returned."""
+STANDARD_STREAM = "-"
 
 
-def read_bounded(path: str | Path, *, limit: int = LIMIT) -> bytes:
+def read_bounded(path: str | Path) -> bytes:
     """The whole content of a file, pipe or device.
 
-    Raises OSError when it cannot be read or a named pipe is silent for a minute, and TooLong past `limit` bytes.
+    Raises OSError when it cannot be read or a named pipe is silent for a minute, and ValueError past `LIMIT` bytes.
     """
-    descriptor = _open(path)
-    try:
-        return read_all(descriptor, limit=limit, silence=_silence_of(descriptor))
-    finally:
-        os.close(descriptor)
-
-
-def read_all(descriptor: int, *, limit: int = LIMIT, silence: float | None = None) -> bytes:
-    """The rest of an open file. Raises TimeoutError after `silence` seconds without data; None waits forever, as for a person."""
-    chunks: list[bytes] = []
-    room = limit + 1
-    while room > 0:
-        _await_data(descriptor, silence)
-        chunk = os.read(descriptor, min(room, 2**16))
-        if not chunk:
-            return b"".join(chunks)
-        chunks.append(chunk)
-        room -= len(chunk)
-    raise TooLong(f"it is longer than {limit} bytes")
+    with io.BufferedReader(BoundedStream(path)) as stream:
+        content = stream.read(LIMIT + 1)
+    if len(content) > LIMIT:
+        raise ValueError(f"it is longer than {LIMIT} bytes")
+    return content
 
 
 class BoundedStream(io.RawIOBase):
-    """A file, pipe or device of any length, as it arrives. Raises OSError when it is unreadable or a named pipe is silent."""
+    """A file, pipe or device of any length, or stdin for `-`, as it arrives.
+
+    Raises OSError when it is unreadable or a named pipe is silent. stdin may be silent, as a person is.
+    """
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()
         self._descriptor = -1  # close() runs even if opening fails
-        self._descriptor = _open(path)
-        self._silence = _silence_of(self._descriptor)
+        self._descriptor = os.dup(sys.stdin.fileno()) if path == STANDARD_STREAM else _open(path)
+        named_pipe = path != STANDARD_STREAM and stat.S_ISFIFO(os.fstat(self._descriptor).st_mode)
+        self._silence = SILENCE_SECONDS if named_pipe else None
 
     def readable(self) -> bool:
         """Always true; the stream is read-only."""
@@ -92,10 +81,6 @@ class BoundedStream(io.RawIOBase):
 def _open(path: str | Path) -> int:
     # Without O_NONBLOCK, opening a pipe waits until a writer opens the other end.
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-
-
-def _silence_of(descriptor: int) -> float | None:
-    return SILENCE_SECONDS if stat.S_ISFIFO(os.fstat(descriptor).st_mode) else None
 
 
 def _await_data(descriptor: int, silence: float | None) -> None:
@@ -228,9 +213,6 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
-STANDARD_STREAM = "-"
-
-
 class _Dumper(yaml.SafeDumper):
     """Block style with lists of plain values on one line, and no anchors."""
 
@@ -298,8 +280,7 @@ def write_text(path: str, text: str) -> None:
 def read_text(path: str, error: type[TrancheError]) -> str:
     """The file's UTF-8 text. Raises `error` when it is unreadable, endless or too long."""
     try:
-        data = read_all(sys.stdin.fileno()) if path == STANDARD_STREAM else read_bounded(path)
-        return data.decode("utf-8-sig")
+        return read_bounded(path).decode("utf-8-sig")
     except OSError as reason:
         raise error(f"cannot read {_name(path)}: {reason.strerror}") from reason
     except UnicodeDecodeError as reason:
