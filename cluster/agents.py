@@ -142,9 +142,6 @@ class AgentPod(AgentHealth):
         """In its pod's own network."""
         return f"{self.address}:{_HEALTH_PORT}"
 
-    def send(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
-
     def end(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Send its process a signal that ends it, and wait for the end. The kubelet starts the container again.
 

@@ -93,7 +93,7 @@ def test_memory_of_slices_sums_up_to_that_of_the_gpu_instances(facts: NodeFacts)
 @few
 @given(node_facts())
 def test_power_and_energy_are_the_nodes_under_both_names(facts: NodeFacts) -> None:
-    samples, aliases = node_samples(facts), dcgm.dcgm_samples(facts, "node")
+    samples, aliases = node_samples(facts), tuple(dcgm.dcgm_samples(facts, "node"))
     readings = () if facts.view is None else facts.readings or ()
     power = sum(each.power for each in readings if each.power is not None)
     assert total(samples, catalogue.GPU_POWER) == power
@@ -124,7 +124,7 @@ def test_what_was_not_measured_has_no_sample(facts: NodeFacts) -> None:
         catalogue.SLICE_BANDWIDTH,
     }
     assert not {each.family for each in node_samples(blind)} & measured
-    assert dcgm.dcgm_samples(replace(blind, agent=None), "node") == ()
+    assert not list(dcgm.dcgm_samples(replace(blind, agent=None), "node"))
     nothing = node_samples(NodeFacts(now=NOW, version="1"))
     assert [each.family for each in nothing] == [catalogue.BUILD]
 
@@ -227,7 +227,7 @@ def test_a_slice_carries_its_pod_and_memory_that_several_share_stands_once() -> 
 
 
 def test_dcgms_lines_name_the_gpu_and_the_instance() -> None:
-    aliases = dcgm.dcgm_samples(shared_h100(), "node-1")
+    aliases = tuple(dcgm.dcgm_samples(shared_h100(), "node-1"))
     used = of(aliases, dcgm.NAMES[0].family)
     (small,) = (each for each in used if each.labels["GPU_I_PROFILE"] == "1g.10gb")
     assert small.labels["UUID"].startswith("GPU-")

@@ -66,11 +66,11 @@ def own_group(proc: Path = _SELF) -> Path | None:
     return None
 
 
-def machine_group(proc: Path = _SELF) -> Path | None:
+def machine_group() -> Path | None:
     """The folder of the machine's topmost group of version 2; None if this process does not see it."""
     try:
-        seen = group_namespace(proc) in _MACHINES_OWN
-        return next((e.folder for e in _mounts(proc) if seen and e.root == "/" and e.options == _VERSION_2), None)
+        seen = group_namespace() in _MACHINES_OWN
+        return next((e.folder for e in _mounts(_SELF) if seen and e.root == "/" and e.options == _VERSION_2), None)
     except OSError:
         return None
 
@@ -94,10 +94,10 @@ def mark_group(folder: Path, owner: str) -> None:
         os.setxattr(folder, _MARK, os.fsencode(owner))
 
 
-def marked_groups(owner: str, proc: Path = _SELF) -> Iterator[Path]:
+def marked_groups(owner: str) -> Iterator[Path]:
     """The visible groups with that owner's mark."""
     try:
-        top = next((each.folder for each in _mounts(proc) if each.options == _VERSION_2), None)
+        top = next((each.folder for each in _mounts(_SELF) if each.options == _VERSION_2), None)
     except OSError:
         return
     for folder, _, _ in os.walk(top) if top is not None else ():

@@ -294,21 +294,21 @@ class MpsProcess:
             return False
 
 
-def served_folders(root: Path, uid: int, proc: Path = PROC) -> Mapping[str, str]:
+def served_folders(root: Path, uid: int) -> Mapping[str, str]:
     """The folders right below `root` where living daemons of root or of user `uid` have, or had, their sockets.
 
     By name, each with the device it serves. A server whose daemon has died counts too.
     """
     found: dict[str, str] = {}
-    for pid in process_ids(proc):
+    for pid in process_ids():
         # A process may end meanwhile, or belong to another user.
         with suppress(OSError):
-            if os.stat(proc / str(pid)).st_uid not in (0, uid):
+            if os.stat(PROC / str(pid)).st_uid not in (0, uid):
                 continue
-            name, *options = _command_line(pid, proc)
+            name, *options = _command_line(pid)
             if Path(name).name != SERVER_PROGRAM and (Path(name).name != PROGRAM or _AS_DAEMON not in options):
                 continue
-            pairs = (os.fsdecode(each).partition("=") for each in process_environment(pid, proc))
+            pairs = (os.fsdecode(each).partition("=") for each in process_environment(pid))
             environment = {variable: value for variable, _, value in pairs}
             pipes = Path(environment.get(PIPES, "/"))
             if os.path.realpath(pipes.parent) == os.path.realpath(root):  # a loop of links is no error here
@@ -321,8 +321,8 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(_FOREIGN)}
 
 
-def _command_line(pid: int, proc: Path = PROC) -> list[str]:
-    return os.fsdecode((proc / str(pid) / "cmdline").read_bytes()).split("\0")
+def _command_line(pid: int) -> list[str]:
+    return os.fsdecode((PROC / str(pid) / "cmdline").read_bytes()).split("\0")
 
 
 def _process(pid: int) -> DaemonProcess | None:

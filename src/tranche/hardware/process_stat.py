@@ -52,6 +52,12 @@ def process_environment(pid: int, proc: Path = PROC) -> list[bytes]:
     return (proc / str(pid) / "environ").read_bytes().split(b"\0")
 
 
+def process_group(pid: int, proc: Path = PROC) -> str:
+    """The control group of version 2 of that process, from the top, "" without one; OSError if it has ended."""
+    groups = process_groups(pid, proc).splitlines()
+    return next((line[3:].strip("/") for line in groups if line.startswith("0::")), "")
+
+
 def process_groups(pid: int, proc: Path = PROC) -> str:
     """The control groups of that process, as the kernel lists them; OSError if it has ended."""
     return (proc / str(pid) / "cgroup").read_text()

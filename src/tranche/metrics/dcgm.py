@@ -77,12 +77,8 @@ XID_ERRORS = _DcgmName("DCGM_FI_DEV_XID_ERRORS", "the last xid of tranche_xid_la
 FAMILIES = (*(each.family for each in NAMES), XID_ERRORS.family)
 
 
-def dcgm_samples(facts: NodeFacts, hostname: str) -> tuple[MetricSample, ...]:
+def dcgm_samples(facts: NodeFacts, hostname: str) -> Iterator[MetricSample]:
     """Every value with one of those names."""
-    return tuple(_samples(facts, hostname))
-
-
-def _samples(facts: NodeFacts, hostname: str) -> Iterator[MetricSample]:
     if facts.view is None:
         return
     readings = {each.gpu_uuid: each for each in facts.readings or ()}

@@ -21,7 +21,7 @@ from tranche.core.state import GpuProcess, GpuState, NodeState
 from tranche.hardware.control_groups import LOGINS, remove_group, session_groups
 from tranche.hardware.device_filter import FenceFilter, attach_filter, attached_filters, detach_filters, others_filters
 from tranche.hardware.nodes import device_files
-from tranche.hardware.process_stat import process_environment, process_groups
+from tranche.hardware.process_stat import process_environment, process_group
 from tranche.node.health.checkup import Finding, Status
 from tranche.node.host import Host
 from tranche.node.limits.fence import FENCED_SHARES, fenced_groups, top_group
@@ -265,14 +265,9 @@ def _outside(node: NodeState, exempt: frozenset[int], unfenced: Iterable[Allocat
             if found is None or found.uid == _ROOT or found.uid in exempt:
                 continue
             with suppress(OSError):  # it has ended
-                group = _version_2(process_groups(process.pid))
+                group = process_group(process.pid)
                 if not _below(group, (FENCED_SHARES,)) and marks.isdisjoint(process_environment(process.pid)):
                     yield FencedProcess(process, found.uid, gpu, group)
-
-
-def _version_2(groups: str) -> str:
-    """The process's group of version 2, from the top, in what the kernel lists."""
-    return next((line[3:].strip("/") for line in groups.splitlines() if line.startswith("0::")), "")
 
 
 def _below(group: str, folders: Iterable[str]) -> bool:

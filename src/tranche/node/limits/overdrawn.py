@@ -6,7 +6,6 @@ without enforcing it. A pod's processes do not show their container here, so the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeGuard
@@ -15,7 +14,7 @@ from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState, NodeState
-from tranche.hardware.process_stat import PROC, process_environment, process_groups
+from tranche.hardware.process_stat import PROC, process_environment, process_group, process_groups
 
 
 def with_overdrawn(allocations: tuple[Allocation, ...], node: NodeState, proc: Path = PROC) -> tuple[Allocation, ...]:
@@ -132,17 +131,9 @@ def _came_of_claim(pid: int, proc: Path, keeper: ClaimKeeper, others: Sequence[K
 
 def _came_of_command(pid: int, proc: Path, allocation_id: str, keeper: ProcessKeeper) -> bool:
     """Whether the process has the share's name and key, or is in the share's control group."""
-    from tranche.node.processes.processes import MARK  # rarely needed, and every listing loads this module
+    from tranche.node.processes.processes import MARK, knows_key  # rarely needed, and every listing loads this module
 
     environment = process_environment(pid, proc)
-    if f"{MARK}={allocation_id}".encode() in environment and _knows(environment, keeper.key_digest):
+    if f"{MARK}={allocation_id}".encode() in environment and knows_key(environment, keeper.key_digest):
         return True
-    groups = process_groups(pid, proc).splitlines()
-    return any(line.startswith("0::") and f"tranche-{allocation_id}" in line.split("/") for line in groups)
-
-
-def _knows(environment: list[bytes], key_digest: str) -> bool:
-    from tranche.node.processes.processes import KEY, digest_of
-
-    keys = (os.fsdecode(each.removeprefix(f"{KEY}=".encode())) for each in environment if each.startswith(KEY.encode()))
-    return not key_digest or any(digest_of(key) == key_digest for key in keys)
+    return f"tranche-{allocation_id}" in process_group(pid, proc).split("/")

@@ -25,7 +25,7 @@ from tranche.core.errors import FenceUnavailable, HardwareError, LedgerUnavailab
 from tranche.core.quantity import MIB
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import DeviceVisibility, GpuState, NodeState
-from tranche.hardware.process_stat import process_groups
+from tranche.hardware.process_stat import process_group
 from tranche.node.state.session import StateFolder, boot_id
 from tranche.node.state.state_file import read_state_file, replace_state_file
 from tranche.node.store import chronicle
@@ -150,9 +150,8 @@ class ShareGroupManager:
     def around(self, pid: int) -> Iterator[str]:
         """The ids of the allocations that have a group around the process, which no process leaves by itself."""
         with suppress(OSError):  # it has ended
-            for line in process_groups(pid).splitlines():
-                names = line.rpartition(":")[2].split("/") if line.startswith("0::") else ()
-                yield from (name.removeprefix(_NAME) for name in names if name.startswith(_NAME))
+            names = process_group(pid).split("/")
+            yield from (name.removeprefix(_NAME) for name in names if name.startswith(_NAME))
 
     def _noted(self, without: Collection[str]) -> Iterator[ShareGroup]:
         try:

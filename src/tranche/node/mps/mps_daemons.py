@@ -198,13 +198,13 @@ class MpsDaemonManager:
             _put_back(gpu, before, driver)
         self.records.remove(record)
 
-    def end_without_gpu(self, record: DaemonRecord, sleep: Callable[[float], None] = time.sleep) -> bool:
+    def end_without_gpu(self, record: DaemonRecord) -> bool:
         """End the daemon of a device with a GPU that is no longer in the machine. Raises MpsFailed when it lives on.
 
         Until the machine restarts, the GPU may come back with the compute mode that Tranche set. Until then, the record stays and
         this returns False.
         """
-        self.process(record.device_uuid).stop(sleep=sleep)
+        self.process(record.device_uuid).stop()
         _refuse_living(record)
         if record.mode and record.boot == boot_id():
             self.records.write(record._replace(ready=False))
@@ -212,11 +212,11 @@ class MpsDaemonManager:
         self.records.remove(record)
         return True
 
-    def end_unclaimed(self, name: str, sleep: Callable[[float], None] = time.sleep) -> None:
+    def end_unclaimed(self, name: str) -> None:
         """End the daemon of a missing device when only the name of its record is known."""
         from tranche.hardware.mps_process import MpsProcess
 
-        MpsProcess(self.records.folder / name, self._environment).stop(sleep=sleep)
+        MpsProcess(self.records.folder / name, self._environment).stop()
         self.records.remove_damaged(name)
 
     # What they report about themselves

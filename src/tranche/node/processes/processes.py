@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -61,15 +61,15 @@ def digest_of(key: str) -> str:
     return hashlib.sha256(os.fsencode(key)).hexdigest()
 
 
-def find_traces(allocation_id: str, *, uid: int, since: int, key_digest: str = "", proc: Path = PROC) -> FoundProcesses:
+def find_traces(allocation_id: str, *, uid: int, since: int, key_digest: str = "") -> FoundProcesses:
     """The traces of a share. User `uid` started its command at `since`, in clock ticks since boot.
 
     If the share has a key, processes of users other than `uid` and root must know it to count.
 
     One look goes from process to process and may miss a fork. So only a second look can show that there are none.
     """
-    found = _look(allocation_id, uid, since, key_digest, proc)
-    return found if found.inherited else _look(allocation_id, uid, since, key_digest, proc)
+    found = _look(allocation_id, uid, since, key_digest)
+    return found if found.inherited else _look(allocation_id, uid, since, key_digest)
 
 
 def process_at(pid: int, proc: Path = PROC) -> Process | None:
@@ -85,9 +85,9 @@ def process_at(pid: int, proc: Path = PROC) -> Process | None:
     return Process(pid, stat.parent, int(uid), stat.started)
 
 
-def children_of(pid: int, proc: Path = PROC) -> tuple[Process, ...]:
+def children_of(pid: int) -> tuple[Process, ...]:
     """The living children of a process, oldest first."""
-    found = (process_at(each, proc) for each in process_ids(proc))
+    found = (process_at(each) for each in process_ids())
     return tuple(sorted((each for each in found if each and each.parent == pid), key=lambda process: process.started))
 
 
@@ -100,22 +100,22 @@ def ancestors_of(pid: int, proc: Path = PROC) -> tuple[int, ...]:
     return tuple(found)
 
 
-def sudo_above(pid: int, proc: Path = PROC) -> tuple[int, ...]:
+def sudo_above(pid: int) -> tuple[int, ...]:
     """The processes of sudo that only wait for this one, from its parent up."""
-    return tuple(takewhile(lambda each: _name(each, proc) == "sudo", ancestors_of(pid, proc)))
+    return tuple(takewhile(lambda each: _name(each) == "sudo", ancestors_of(pid)))
 
 
-def _name(pid: int, proc: Path) -> str:
+def _name(pid: int) -> str:
     try:
-        return (proc / str(pid) / "comm").read_text().rstrip("\n")
+        return (PROC / str(pid) / "comm").read_text().rstrip("\n")
     except OSError:
         return ""
 
 
-def heeds_sigterm(pid: int, proc: Path = PROC) -> bool:
+def heeds_sigterm(pid: int) -> bool:
     """Whether the process has a handler for SIGTERM, to end in its own way."""
     try:
-        lines = (proc / str(pid) / "status").read_text().splitlines()
+        lines = (PROC / str(pid) / "status").read_text().splitlines()
         caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
     except (OSError, StopIteration):
         return False
@@ -156,35 +156,33 @@ def may_have_inherited(
     return tuple(suspects.values())
 
 
-def _look(allocation_id: str, uid: int, since: int, key_digest: str, proc: Path) -> FoundProcesses:
+def _look(allocation_id: str, uid: int, since: int, key_digest: str) -> FoundProcesses:
     mark = f"{MARK}={allocation_id}".encode()
     inherited: list[Process] = []
     unreadable: dict[int, Process] = {}
-    for pid in process_ids(proc):
+    for pid in process_ids():
         # A process may end meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError):
             try:
-                environment = process_environment(pid, proc)
+                environment = process_environment(pid)
             except PermissionError:
-                if pid != os.getpid() and (process := process_at(pid, proc)) is not None:
+                if pid != os.getpid() and (process := process_at(pid)) is not None:
                     unreadable[process.pid] = process
                 continue
-            if mark in environment and (process := process_at(pid, proc)) is not None:
-                trusted = process.uid in (0, uid) or not key_digest
-                if trusted or key_digest in map(digest_of, _keys(environment)):
-                    inherited.append(process)
+            named = process_at(pid) if mark in environment else None
+            if named is not None and (named.uid in (0, uid) or knows_key(environment, key_digest)):
+                inherited.append(named)
     inherited.sort(key=lambda process: process.started)
-    return FoundProcesses(tuple(inherited), _hidden(unreadable, proc, uid, since))
+    return FoundProcesses(tuple(inherited), _hidden(unreadable, uid, since))
 
 
-def _keys(environment: Iterable[bytes]) -> Iterator[str]:
-    for pair in environment:
-        name, _, value = os.fsdecode(pair).partition("=")
-        if name == KEY:
-            yield value
+def knows_key(environment: Iterable[bytes], key_digest: str) -> bool:
+    """Whether a process with that environment knows the key with that digest; true if the share has no key, ""."""
+    pairs = (os.fsdecode(each).partition("=") for each in environment)
+    return not key_digest or any(name == KEY and digest_of(value) == key_digest for name, _, value in pairs)
 
 
-def _hidden(unreadable: Mapping[int, Process], proc: Path, uid: int, since: int) -> tuple[Process, ...]:
+def _hidden(unreadable: Mapping[int, Process], uid: int, since: int) -> tuple[Process, ...]:
     return may_have_inherited(
-        unreadable.values(), lambda pid: unreadable.get(pid) or process_at(pid, proc), uid=uid, since=since
+        unreadable.values(), lambda pid: unreadable.get(pid) or process_at(pid), uid=uid, since=since
     )

@@ -41,7 +41,7 @@ from tranche.core.sharing import MEMORY_LIMIT, Sharing, context_memory
 from tranche.core.state import ComputeMode, InstanceKey, NodeState
 from tranche.core.wire import request_from_dict, request_to_dict
 from tranche.hardware.mps_control import PIPES
-from tranche.hardware.process_stat import PROC, process_environment, process_ids
+from tranche.hardware.process_stat import process_environment, process_ids
 from tranche.node.mps.mps_daemons import UNTIL, MpsDaemonManager
 from tranche.node.mps.mps_records import SERVER_PROGRAM, DaemonRecord, name_of, record_of
 from tranche.node.processes.processes import KEY, MARK, REGISTER, Process, digest_of, process_at
@@ -87,7 +87,6 @@ def shares_of_processes(
     uid: int,
     now: float,
     contexts: Mapping[str, int] = MappingProxyType({}),
-    proc: Path = PROC,
 ) -> tuple[Allocation, ...]:
     """The register's shares named by running processes of root or user `uid`, each kept by the oldest of its processes.
 
@@ -98,7 +97,7 @@ def shares_of_processes(
     GPU; `now` is in seconds since the epoch. Leaves out shares without any existing device.
     """
     found: dict[str, tuple[Process, tuple[Grant, ...], Mapping[str, str]]] = {}
-    for process, environment in _environments(proc):
+    for process, environment in _environments():
         name = environment.get(MARK, "")
         named = environment.get(PARTS, "").split(",")  # a container has no other names of its devices
         uuids = (*environment.get(DEVICES, "").split(","), *(each.partition(":")[0] for each in named))
@@ -114,7 +113,7 @@ def shares_of_processes(
             grants,
             Phase.ACTIVE,
             now,
-            process_command(process.pid, proc),
+            process_command(process.pid),
             process.keeper._replace(key_digest=digest_of(environment[KEY]) if environment.get(KEY) else ""),
         )
         for name, (process, grants, environment) in sorted(found.items())
@@ -161,13 +160,13 @@ def _given(uuid: str, device: Grant, environment: Mapping[str, str]) -> Grant:
     return device
 
 
-def _environments(proc: Path) -> Iterator[tuple[Process, Mapping[str, str]]]:
-    for pid in process_ids(proc):
+def _environments() -> Iterator[tuple[Process, Mapping[str, str]]]:
+    for pid in process_ids():
         # A process may end meanwhile, or belong to another user.
         with suppress(OSError):
-            pairs = process_environment(pid, proc)
+            pairs = process_environment(pid)
             marked = any(pair.startswith(f"{MARK}=".encode()) for pair in pairs)
-            if marked and (process := process_at(pid, proc)) is not None:
+            if marked and (process := process_at(pid)) is not None:
                 decoded = (os.fsdecode(pair).partition("=") for pair in pairs)
                 yield process, {name: value for name, _, value in decoded}
 
