@@ -177,11 +177,12 @@ class MpsControlClient:
         deadline = time.monotonic() + seconds
 
         def said(what: str) -> str:
-            return self.ask(f"get_{what}".strip(), seconds=max(0.1, deadline - time.monotonic()))
+            answer = self.ask(f"get_{what}".strip(), seconds=max(0.1, deadline - time.monotonic()))
+            return " ".join(answer.split())
 
         def of(kind: str, server: str) -> ReportedLimit:
             memory = f"{kind}device_pinned_mem_limit {server}"
-            return _said_limit(
+            return ReportedLimit(
                 said(f"{memory}{_ONLY_DEVICE}"),
                 said(f"{memory}{device_uuid}"),
                 said(f"{kind}active_thread_percentage {server}"),
@@ -239,11 +240,6 @@ class ReportedLimit(NamedTuple):
     by_number: str
     by_uuid: str
     compute: str
-
-
-def _said_limit(by_number: str, by_uuid: str, compute: str) -> ReportedLimit:
-    """The report made from the daemon's answers."""
-    return ReportedLimit(*(" ".join(answer.split()) for answer in (by_number, by_uuid, compute)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -173,16 +173,13 @@ def _look(allocation_id: str, uid: int, since: int, key_digest: str) -> FoundPro
             if named is not None and (named.uid in (0, uid) or knows_key(environment, key_digest)):
                 inherited.append(named)
     inherited.sort(key=lambda process: process.started)
-    return FoundProcesses(tuple(inherited), _hidden(unreadable, uid, since))
+    hidden = may_have_inherited(
+        unreadable.values(), lambda pid: unreadable.get(pid) or process_at(pid), uid=uid, since=since
+    )
+    return FoundProcesses(tuple(inherited), hidden)
 
 
 def knows_key(environment: Iterable[bytes], key_digest: str) -> bool:
     """Whether a process with that environment knows the key with that digest; true if the share has no key, ""."""
     pairs = (os.fsdecode(each).partition("=") for each in environment)
     return not key_digest or any(name == KEY and digest_of(value) == key_digest for name, _, value in pairs)
-
-
-def _hidden(unreadable: Mapping[int, Process], uid: int, since: int) -> tuple[Process, ...]:
-    return may_have_inherited(
-        unreadable.values(), lambda pid: unreadable.get(pid) or process_at(pid), uid=uid, since=since
-    )

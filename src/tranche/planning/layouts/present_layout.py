@@ -22,7 +22,7 @@ def export_layout(node: NodeState, name: str) -> LayoutFile:
     alike: dict[tuple[bool, tuple[tuple[ProfileName, int], ...]], list[GpuState]] = {}
     for gpu in gpus:
         of_product.setdefault(gpu.pci_device_id, []).append(gpu.index)
-        alike.setdefault((gpu.mig_enabled, _slice_counts(gpu)), []).append(gpu)
+        alike.setdefault((gpu.mig_enabled, tuple(sorted(_present(gpu).items()))), []).append(gpu)
     specs = []
     for (enabled, slices), members in alike.items():
         products = sorted({gpu.pci_device_id for gpu in members})
@@ -36,10 +36,6 @@ def export_layout(node: NodeState, name: str) -> LayoutFile:
 
 def _present(gpu: GpuState) -> Counter[ProfileName]:
     return Counter(ci.name for instance in gpu.instances for ci in instance.compute_instances)
-
-
-def _slice_counts(gpu: GpuState) -> tuple[tuple[ProfileName, int], ...]:
-    return tuple(sorted(_present(gpu).items()))
 
 
 @dataclass(frozen=True, slots=True)

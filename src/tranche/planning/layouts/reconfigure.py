@@ -173,8 +173,8 @@ def _change(
     if cut is None:
         in_the_way = users_in_the_way(users, wanted, protected)
         return GpuChange(gpu, change.mode_steps, blockers=(*users.holders_of_all, *in_the_way))
-    blocked = users.without_slice if cut.unchanged else users.holders_of_all
-    return GpuChange(gpu, change.mode_steps, cut, blocked)
+    gone = tuple(user for user in users.users if user.gone)
+    return GpuChange(gpu, change.mode_steps, cut, gone if cut.unchanged else users.holders_of_all)
 
 
 def _applies(spec: LayoutSpec, gpu: GpuState, purpose: str) -> bool:

@@ -86,11 +86,6 @@ class LayoutOccupancy:
         return tuple(user for user in self.users if user.occupant is not None)
 
     @property
-    def without_slice(self) -> tuple[User, ...]:
-        """The users whose slice is gone: their place is uncut despite the promise."""
-        return tuple(user for user in self.slice_users if user.gone)
-
-    @property
     def holders_of_all(self) -> tuple[User, ...]:
         """The users of the whole GPU that forbid any change of its cut; a process outside the instances does not."""
         return tuple(user for user in self.users if user.occupant is None and (user.allocations or user.changing))
