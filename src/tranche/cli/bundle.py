@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,6 @@ from tranche.local.wakeup_pipe import silent
 from tranche.node.files.archive import ArchiveFile, write_archive
 from tranche.node.health.checkup import Finding
 from tranche.node.health.machine_facts import kernel_xids, machine_facts
-from tranche.node.health.software import software
 from tranche.node.look import look
 from tranche.node.store import chronicle
 from tranche.node.store.ledger import Ledger
@@ -115,7 +115,7 @@ def _of_cluster(kubeconfig: str | None, now: datetime, left_out: LeftOut) -> tup
     async def ask(connection: ApiConnection, _: str) -> tuple[ArchiveFile, ...]:
         from tranche.kubernetes.support.bundle import cluster_entries
 
-        return await cluster_entries(connection, now=now, own_version=software().version)
+        return await cluster_entries(connection, now=now, own_version=version("tranche-gpu"))
 
     try:
         return asked_of_cluster(kubeconfig, ask)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -44,7 +45,6 @@ from tranche.node.health.checkup import (
     check_strays,
     failed,
 )
-from tranche.node.health.software import software
 from tranche.node.host import Host
 from tranche.node.limits.share_groups import LimitTrialRunner, ShareGroupManager
 from tranche.node.mps.mps_daemons import MpsDaemonManager
@@ -172,9 +172,7 @@ def _fence(host: Host, node: NodeState, *, fenced: bool) -> list[Finding]:
 def _strays(settings: Settings, places: StateFolder) -> list[Finding]:
     owner = places.ledger.stat().st_uid if places.ledger.exists() else os.geteuid()
     try:
-        daemons = [
-            each.device_uuid for each in find_strays(MpsDaemonManager(places, child_environment(settings)), owner)
-        ]
+        daemons = find_strays(MpsDaemonManager(places, child_environment(settings)), owner).values()
         return [*check_strays(daemons, ShareGroupManager(places).strays())]
     except TrancheError as error:
         return [failed("mps", error)]
@@ -217,7 +215,7 @@ def _check_cluster(kubeconfig: str | None, *, as_json: bool) -> NoReturn:
         from tranche.kubernetes.support.checkup import check_cluster
         from tranche.kubernetes.support.survey import survey
 
-        return check_cluster(await survey(connection), now=datetime.now(UTC), own_version=software().version)
+        return check_cluster(await survey(connection), now=datetime.now(UTC), own_version=version("tranche-gpu"))
 
     findings = asked_of_cluster(kubeconfig, ask)
     failed = any(each.status is Status.FAIL for each in findings)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import platform
 from collections.abc import Callable
+from importlib import metadata, resources
 
 import click
 
@@ -10,7 +13,6 @@ from tranche.cli.output import print_json, print_table
 from tranche.cli.runtime import Settings, TrancheCommand, observe, output_option
 from tranche.core.errors import TrancheError
 from tranche.core.state import NodeState
-from tranche.node.health.software import software
 
 
 @click.command(cls=TrancheCommand)
@@ -38,7 +40,7 @@ def command(settings: Settings, /, output: str) -> None:
 
 def versions(look: Callable[[], NodeState]) -> dict[str, str | None]:
     """The fields of a Version; where `look` fails, with its error instead of the driver's versions."""
-    made = software()
+    version = metadata.version("tranche-gpu")
     driver = nvml = error = None
     try:
         node = look()
@@ -46,11 +48,24 @@ def versions(look: Callable[[], NodeState]) -> dict[str, str | None]:
     except TrancheError as failure:
         error = failure.message
     return {
-        "version": made.version,
-        "commit": made.commit,
-        "simulatorVersion": made.simulator_version,
-        "pythonVersion": made.python_version,
+        "version": version,
+        "commit": _commit(),
+        "simulatorVersion": version,  # both packages are in one distribution
+        "pythonVersion": platform.python_version(),
         "driverVersion": driver,
         "nvmlVersion": nvml,
         "driverError": error,
     }
+
+
+def _commit() -> str | None:
+    """The revision recorded by the wheel build, else the one that pip installed from a repository."""
+    written = resources.files("tranche").joinpath("commit.txt")
+    if written.is_file():
+        return written.read_text().strip() or None
+    try:
+        origin = json.loads(metadata.distribution("tranche-gpu").read_text("direct_url.json") or "{}")
+    except ValueError:
+        return None
+    revision = origin.get("vcs_info", {}).get("commit_id")
+    return str(revision) if revision else None

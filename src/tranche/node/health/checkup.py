@@ -205,7 +205,7 @@ def check_pods(allocations: Sequence[Allocation]) -> Iterator[Finding]:
         yield Finding("pods", Status.WARN, f"{FORGOTTEN}: {', '.join(pods)}", FORGOTTEN_HINT)
 
 
-def check_strays(daemons: Sequence[str], groups: Sequence[Path]) -> Iterator[Finding]:
+def check_strays(daemons: Iterable[str], groups: Sequence[Path]) -> Iterator[Finding]:
     """What a lost state folder left: MPS daemons, by device UUID, and control groups with memory limits."""
     hint = "run tranche ps: Tranche then takes this over, or ends it if no share needs it"
     for device_uuid in daemons:

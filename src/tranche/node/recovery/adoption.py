@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 from tranche.core.allocation import (
     Allocation,
@@ -174,34 +173,30 @@ def _environments() -> Iterator[tuple[Process, Mapping[str, str]]]:
 _LOST = "its record was lost"
 
 
-class _Stray(NamedTuple):
-    """A daemon, or a server that a daemon left, by its folder's name and its device's UUID."""
+def find_strays(daemons: MpsDaemonManager, uid: int) -> Mapping[str, str]:
+    """The daemons of root and user `uid` with sockets in the state folder, now or before, but no record.
 
-    name: str
-    device_uuid: str
-
-
-def find_strays(daemons: MpsDaemonManager, uid: int) -> tuple[_Stray, ...]:
-    """The daemons of root and user `uid` with sockets in the state folder, now or before, but no record."""
+    Each is named by its folder, and given by its device's UUID. A server that a daemon left counts, too.
+    """
     from tranche.hardware.mps_process import served_folders  # slow to import, and a ledger is rarely new
 
     found = served_folders(daemons.records.folder, uid)
     if not found:
-        return ()
+        return found
     known = daemons.records.look()
     names = {name_of(record.device_uuid) for record in known.records} | known.damaged
-    return tuple(_Stray(name, device) for name, device in sorted(found.items()) if name not in names)
+    return {name: device for name, device in sorted(found.items()) if name not in names}
 
 
 def take_over(daemons: MpsDaemonManager, node: NodeState, uid: int, *, whole: bool) -> None:
     """Record the strays. If a stray's device is missing in a view of the `whole` machine, records only its name."""
     homes = {uuid: (gpu.uuid, slot) for gpu in node for uuid, slot in shareable_devices(gpu).items()}
-    for stray in find_strays(daemons, uid):
-        home = homes.get(stray.device_uuid)
-        if home is not None and name_of(stray.device_uuid) == stray.name:
-            daemons.records.write(_record(daemons, *home, stray.device_uuid))
+    for name, device in find_strays(daemons, uid).items():
+        home = homes.get(device)
+        if home is not None and name_of(device) == name:
+            daemons.records.write(_record(daemons, *home, device))
         elif whole:
-            daemons.records.write_damaged(stray.name)
+            daemons.records.write_damaged(name)
 
 
 def note_missing(daemons: MpsDaemonManager, node: NodeState, grants: Iterable[Grant]) -> None:
