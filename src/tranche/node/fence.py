@@ -135,8 +135,9 @@ def check_fence(report: FenceReport, *, served: bool) -> Iterator[Finding]:
     """Whether the fence holds, if the machine has one. `served` tells whether the service runs."""
     if report.exempt is None:
         if any(each.rule for each in report.sessions):
-            text = "the fence is off, but sessions still open no GPU"
-            yield Finding("fence", Status.WARN, text, "open them with: tranche policy fence --off")
+            text = "the ledger has no fence, but sessions still open no GPU"
+            hint = "the service settles this within seconds" if served else "start the service, which settles this"
+            yield Finding("fence", Status.WARN, text, hint)
         elif report.others:
             text = "the fence of another state folder keeps sessions from opening GPUs"
             yield Finding("fence", Status.WARN, text, "take it down there, or restart the machine")
@@ -148,12 +149,13 @@ def check_fence(report: FenceReport, *, served: bool) -> Iterator[Finding]:
         shares = ", ".join(each.id for each in report.unfenced)
         text = f"sessions open all GPUs until the shares from before the fence have ended: {shares}"
         yield Finding("fence", Status.WARN, text, "end a share with: tranche release ID --terminate")
-    elif not report.confined:
-        groups = ", ".join(each.path for each in report.sessions if each.rule != report.wanted) or "any control group"
+    elif not report.sessions or not all(each.rule for each in report.sessions):
+        groups = ", ".join(each.path for each in report.sessions if not each.rule) or "any control group"
         text = f"the fence does not apply to programs in {groups}"
         yield Finding("fence", Status.WARN, text, "put it up again to see why: tranche policy fence --on")
     else:
-        yield Finding("fence", Status.PASS, "users open GPUs only in shares")
+        changing = "" if report.confined else "; exemptions change within seconds"
+        yield Finding("fence", Status.PASS, f"users open GPUs only in shares{changing}")
     for each in report.beyond:
         text = f"the fence does not reach {each.process}, which uses the GPU in control group {each.group}"
         yield Finding("fence", Status.WARN, text, "", each.gpu.index)

@@ -14,8 +14,7 @@ import re
 import select
 import stat
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +102,7 @@ class YamlError(ValueError):
 def load_yaml(text: str, *, unique_keys: bool = False) -> Any:
     """The text's single document. Raises YamlError when there is none.
 
-    The last of duplicate keys counts, unless `unique_keys` refuses them.
+    The last of duplicate keys counts; with `unique_keys`, they raise DuplicateKey.
     """
     if len(text) > LIMIT:
         raise YamlError(f"it is longer than {LIMIT} characters")
@@ -116,6 +115,8 @@ def load_yaml(text: str, *, unique_keys: bool = False) -> Any:
         if unique_keys:
             _refuse_duplicates(root)
         return loader.construct_document(root)
+    except DuplicateKey:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise YamlError(" ".join(str(error).split())) from error
     except (LookupError, AttributeError, TypeError, OverflowError) as error:
@@ -126,7 +127,7 @@ def load_yaml(text: str, *, unique_keys: bool = False) -> Any:
 _NUMBERS = {
     "tag:yaml.org,2002:int": re.compile(r"[-+]?(?:0|[1-9][0-9]*|0x[0-9a-fA-F]+)$"),
     "tag:yaml.org,2002:float": re.compile(
-        r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+][0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
+        r"(?:[-+]?[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+][0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
     ),
 }
 """What is a number. PyYAML also reads 24:00 as 1440, 010 as 8 and 1_0 as 10."""
@@ -191,18 +192,22 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None], depth: i
     return count, levels + 1
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is there twice")  # as YAML, the text is refused with the key's name
+class DuplicateKey(ValueError):
+    """A mapping has a key twice; the message names it."""
+
+
+def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise DuplicateKey(f"the key {key} is there twice")
+        found[key] = value
     return found
 
 
 def _refuse_duplicates(node: yaml.Node) -> None:
     if isinstance(node, yaml.MappingNode):
-        names = [each.value for each, _ in node.value if isinstance(each, yaml.ScalarNode)]
-        if twice := sorted(name for name, count in Counter(names).items() if count > 1):
-            raise YamlError(f"the key {twice[0]} is there twice")
+        _unique((each.value, None) for each, _ in node.value if isinstance(each, yaml.ScalarNode))
     for child in _children(node):
         _refuse_duplicates(child)
 
@@ -250,10 +255,14 @@ def parse_document(text: str, source: str, error: type[TrancheError], *, unique_
     if len(text) <= LIMIT and text.lstrip().startswith("{"):
         try:
             return json.loads(text, object_pairs_hook=_unique if unique_keys else None)
+        except DuplicateKey as reason:
+            raise error(f"{source}: {reason}") from reason
         except (ValueError, RecursionError):
             pass  # a YAML flow mapping looks the same from outside
     try:
         return load_yaml(text, unique_keys=unique_keys)
+    except DuplicateKey as reason:
+        raise error(f"{source}: {reason}") from reason
     except YamlError as reason:
         raise error(f"{source} is neither YAML nor JSON: {reason}") from reason
 

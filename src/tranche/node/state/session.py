@@ -26,7 +26,7 @@ class StateFolder:
         self.share_groups = state_dir / "groups"  # notes on the control groups that limit the memory of shares
         self.mps = state_dir / "mps"  # the MPS daemons' sockets, logs and records; socket names must be short
         self.socket = state_dir / "socket"  # where the service listens for `tranche run` of other users
-        self.timeslices = state_dir / "timeslices"  # the wanted and the set lengths of time slices
+        self.timeslices = state_dir / "timeslices"  # the lengths of time slices that Tranche has set
         self._locks = state_dir / "locks"
         self.agent_lock = self._locks / "agent"  # held by the machine's only agent; contains its process id
         self.decision_lock = self._locks / "decision"  # held while a decision is made

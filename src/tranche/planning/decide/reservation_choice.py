@@ -55,7 +55,7 @@ def _rank(view: NodeView, gpu: GpuState, begins: float) -> tuple[float, bool, bo
     free = max((free_by(each) for each in held), default=begins)
     used = sum(grant_size(grant, gpu).gpu_millionths for grant in view.grants_on(gpu.uuid)) if not gpu.lost else 0
     shared = any(gpu.uuid in each.gpu_uuids and not over(view, each) for each in view.reservations)
-    foreign = any(gpu.key(each) not in view.owned for each in gpu.instances)
+    foreign = any(gpu.key(each) not in view.owned for each in gpu.instances) or gpu.mode is not gpu.pending_mode
     return max(free, begins), shared, foreign or bool([*strangers(view, (gpu.uuid,))]), used, gpu.index
 
 
