@@ -25,6 +25,7 @@ from bench import (
     dra_order,
     fleet,
     sharing,
+    slurm,
 )
 from bench.report import Report
 
@@ -33,6 +34,7 @@ BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
     "decisions": decisions.run,
     "acceptance": acceptance.run,
     "sharing": sharing.run,
+    "slurm": slurm.run,
     "dashboard": dashboard.run,
     "cluster": cluster.run,
     "cluster_jobs": cluster_jobs.run,
