@@ -461,10 +461,7 @@ UserLimits = tuple[Mapping[str, UserQuota], Mapping[str, tuple[str, ...]], Mappi
 def user_limits(
     db: sqlite3.Connection, held: Sequence[Allocation], now: float, quotas: Mapping[str, UserQuota] | None = None
 ) -> UserLimits:
-    """What a view tells of users and groups with quotas or reservations, at a time in seconds since the epoch.
-
-    The quotas are those of the ledger if none are given.
-    """
+    """What a view tells of users and groups with reservations or quotas (by default the ledger's), `now` since the epoch."""
     quotas = records.user_quotas(db) if quotas is None else quotas
     named = {name for name in quotas if is_group(name)}
     named |= {name for each in records.reservations(db) for name in each.users if is_group(name)}
