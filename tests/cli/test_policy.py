@@ -13,6 +13,10 @@ import pytest
 from tests.cli.conftest import MakeMachine
 from tests.machines import TestMachine
 from tranche.core.errors import GpuNotFound, NoRoom, PolicyInvalid, QuotaExceeded, ServiceUnavailable
+from tranche.core.sharing import GpuPolicy, Timeslice
+from tranche.core.sharing_policy import SharingPolicy
+from tranche.node.store import records
+from tranche.node.store.ledger import Ledger
 
 
 def test_a_word_is_set_heeded_listed_and_taken_back(make_machine: MakeMachine) -> None:
@@ -86,6 +90,29 @@ def test_a_file_replaces_the_sections_that_it_has(make_machine: MakeMachine, tmp
     assert (again.stdout, again.stderr) == ("", "the policy is already as in the file\n")
     told = [each["message"] for each in machine.json("events")["events"] if each["type"] == "QuotaChanged"]
     assert told[-3:] == ["all users: 2 shares, weight 1", "4711: 0.5 GPUs", "@daemon: weight 3"]
+
+
+def test_the_policy_of_a_gpu_that_is_gone_is_listed_and_unset(make_machine: MakeMachine) -> None:
+    machine = make_machine("T4")
+    machine.tranche("ps")
+    with closing(Ledger(machine.ledger)) as ledger, ledger.write() as db:
+        records.set_sharing_policy(db, SharingPolicy(None, {"GPU-gone": GpuPolicy.OFF}))
+        records.set_timeslices(db, {"GPU-gone": Timeslice.LONG})
+    listed = machine.json("policy", "list")["gpus"]
+    assert [(each["index"], each["sharing"], each["timeslice"]) for each in listed] == [
+        (0, "auto", None),
+        (None, "off", "long"),
+    ]
+    assert machine.tranche("policy", "list").stdout.splitlines()[2].split() == [
+        "GPU-gone",
+        "(gone)",
+        "off",
+        "gpu",
+        "long",
+    ]
+    machine.tranche("policy", "set", "--gpu", "GPU-gone", "sharing=mig", code=GpuNotFound.exit_code)
+    assert machine.tranche("policy", "unset", "--gpu", "GPU-gone").stderr == "GPU GPU-gone: sharing=auto\n"
+    assert len(machine.json("policy", "list")["gpus"]) == 1
 
 
 def test_an_exported_policy_is_the_one_in_force(make_machine: MakeMachine, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tranche.core.errors import PolicyInvalid, UsageError
 from tranche.core.idle import IdlePolicy
 from tranche.core.machine_policy import idle_seconds
 from tranche.core.quantity import format_duration, memory_option
-from tranche.core.sharing import GpuPolicy, Timeslice, parse_timeslice
+from tranche.core.sharing import EVERY_GPU, GpuPolicy, Timeslice, parse_timeslice
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_word
 from tranche.core.state import NodeState
 from tranche.core.user_quota import EVERYONE, GROUP, UserQuota, is_fair, is_group, parse_quota, quota_of
@@ -92,8 +92,14 @@ def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
     \b
     $ tranche policy unset --gpu 3
     """
-    _change(settings, gpus, None)
-    _set_timeslice(settings, gpus, None)
+    with open_host(settings) as host:
+        node = look_at(host).node
+        with host.ledger.read() as db:
+            known = {*records.sharing_policy(db).gpus, *records.timeslices(db)} - {EVERY_GPU}
+        uuids = tuple(text if text in known else gpu_named(text, node).uuid for text in gpus)
+        after = change_policy(host.ledger, lambda before: before.with_word(uuids, None), node, clock=clock)
+        set_timeslices(host, uuids, None)
+    say(_said(after, node, uuids))
 
 
 @command.command("list", cls=TrancheCommand)
@@ -112,13 +118,13 @@ def list_(settings: Settings, /, output: str) -> None:
         node = look_at(host).node
         with host.ledger.read() as db:
             policy, quotas, idle_ = records.sharing_policy(db), records.user_quotas(db), records.idle_policy(db)
-            exempt = records.fence(db)
+            exempt, lengths = records.fence(db), records.timeslices(db)
     if output == "json":
         every = None if policy.every is None else str(policy.every)
         print_json(
             "PolicyList",
             sharing=every,
-            gpus=_documents(policy, node),
+            gpus=_documents(policy, lengths, node),
             quotas=_quota_documents(quotas),
             idle={"afterSeconds": idle_.after, "endsHolds": idle_.ends},
             fence=None if exempt is None else {"exemptUids": sorted(exempt)},
@@ -128,9 +134,12 @@ def list_(settings: Settings, /, output: str) -> None:
     for gpu in node:
         row = gpu.name, policy.use_of(gpu.uuid), _source(policy, gpu.uuid), gpu.timeslice_wanted or "-"
         alike.setdefault(row, []).append(gpu.index)
-    print_table(
-        ("GPU", "MODEL", "SHARING", "SET FOR", "TIMESLICE"), [(ranges(each), *row) for row, each in alike.items()]
-    )
+    rows = [(ranges(each), *row) for row, each in alike.items()]
+    rows += [
+        (uuid, "(gone)", policy.use_of(uuid), _source(policy, uuid), lengths.get(uuid, "-"))
+        for uuid in _gone(policy, lengths, node)
+    ]
+    print_table(("GPU", "MODEL", "SHARING", "SET FOR", "TIMESLICE"), rows)
     if is_fair(quotas):
         show("")
         show(_FAIR)
@@ -318,7 +327,7 @@ def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None
     say(str(wanted))
 
 
-def _change(settings: Settings, gpus: tuple[str, ...], use: GpuPolicy | None) -> None:
+def _change(settings: Settings, gpus: tuple[str, ...], use: GpuPolicy) -> None:
     with open_host(settings) as host:
         node = look_at(host).node
         uuids = tuple(gpu_named(text, node).uuid for text in gpus)
@@ -330,28 +339,33 @@ def _change(settings: Settings, gpus: tuple[str, ...], use: GpuPolicy | None) ->
     say(_said(after, node, uuids))
 
 
-def _set_timeslice(settings: Settings, gpus: tuple[str, ...], length: Timeslice | None) -> None:
+def _set_timeslice(settings: Settings, gpus: tuple[str, ...], length: Timeslice) -> None:
     with open_host(settings) as host:
         named = [gpu_named(text, look_at(host).node) for text in gpus]
-        cut = next((gpu for gpu in named if gpu.mig_enabled and length is not None), None)
+        cut = next((gpu for gpu in named if gpu.mig_enabled), None)
         if cut is not None:
             raise PolicyInvalid(
                 f"{cut.label} is in MIG mode, in which the driver supports no time slices",
                 hint="time slices are for shares of a whole GPU: turn MIG mode off first",
             )
         set_timeslices(host, [gpu.uuid for gpu in named], length)
-    if length is not None:
-        say(f"{', '.join(gpu.label for gpu in named) or 'all GPUs without their own policy'}: timeslice={length}")
+    say(f"{', '.join(gpu.label for gpu in named) or 'all GPUs without their own policy'}: timeslice={length}")
 
 
 def _said(policy: SharingPolicy, node: NodeState, uuids: tuple[str, ...]) -> str:
     if not uuids:
         return f"all GPUs without their own policy: sharing={policy.every or GpuPolicy.AUTO}"
-    return ", ".join(f"{node.gpu(uuid).label}: sharing={policy.use_of(uuid)}" for uuid in uuids)
+    labels = {gpu.uuid: gpu.label for gpu in node}
+    return ", ".join(f"{labels.get(uuid, f'GPU {uuid}')}: sharing={policy.use_of(uuid)}" for uuid in uuids)
 
 
-def _documents(policy: SharingPolicy, node: NodeState) -> list[dict[str, Any]]:
-    """Each GPU with the policy in force, and where it was set."""
+def _gone(policy: SharingPolicy, lengths: Mapping[str, Timeslice], node: NodeState) -> list[str]:
+    """The GPUs with a policy of their own that the machine does not show any more."""
+    return sorted({*policy.gpus, *lengths} - {EVERY_GPU, *(gpu.uuid for gpu in node)})
+
+
+def _documents(policy: SharingPolicy, lengths: Mapping[str, Timeslice], node: NodeState) -> list[dict[str, Any]]:
+    """Each GPU with the policy in force, and where it was set; those that are gone come last, without an index."""
     return [
         {
             "index": gpu.index,
@@ -361,6 +375,15 @@ def _documents(policy: SharingPolicy, node: NodeState) -> list[dict[str, Any]]:
             "timeslice": None if gpu.timeslice_wanted is None else str(gpu.timeslice_wanted),
         }
         for gpu in node
+    ] + [
+        {
+            "index": None,
+            "uuid": uuid,
+            "sharing": str(policy.use_of(uuid)),
+            "saidFor": _source(policy, uuid),
+            "timeslice": None if uuid not in lengths else str(lengths[uuid]),
+        }
+        for uuid in _gone(policy, lengths, node)
     ]
 
 
