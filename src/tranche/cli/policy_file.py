@@ -40,7 +40,8 @@ def apply(settings: Settings, /, file: str, dry_run: bool, output: str) -> None:
     and fence. `tranche policy export` writes the current policy in this format.
 
     The command lists the changes, the users and groups that hold more than their new quotas, and the waiting requests
-    that can no longer start. Running commands continue. The fence changes first, and all the rest in one step.
+    that can no longer start. Running commands continue. The fence changes first, and all the rest in one step. If the
+    command is killed in between, run it again.
 
     \b
     $ tranche policy apply -f policy.yaml --dry-run

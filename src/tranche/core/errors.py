@@ -82,7 +82,7 @@ class PartitionInvalid(TrancheError, exit_code=18):
 
 
 class PolicyInvalid(TrancheError, exit_code=19):
-    """A sharing policy file is malformed."""
+    """A policy file is malformed."""
 
 
 # 20 to 29, hardware: the driver or a GPU said no.

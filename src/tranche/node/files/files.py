@@ -102,7 +102,7 @@ class YamlError(ValueError):
 def load_yaml(text: str, *, unique_keys: bool = False) -> Any:
     """The text's single document. Raises YamlError when there is none.
 
-    The last of duplicate keys counts; with `unique_keys`, they raise DuplicateKey.
+    The last of duplicate keys counts; with `unique_keys`, they are refused.
     """
     if len(text) > LIMIT:
         raise YamlError(f"it is longer than {LIMIT} characters")
@@ -115,7 +115,7 @@ def load_yaml(text: str, *, unique_keys: bool = False) -> Any:
         if unique_keys:
             _refuse_duplicates(root)
         return loader.construct_document(root)
-    except DuplicateKey:
+    except _DuplicateKey:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise YamlError(" ".join(str(error).split())) from error
@@ -192,7 +192,7 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None], depth: i
     return count, levels + 1
 
 
-class DuplicateKey(ValueError):
+class _DuplicateKey(ValueError):
     """A mapping has a key twice; the message names it."""
 
 
@@ -200,7 +200,7 @@ def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise DuplicateKey(f"the key {key} is there twice")
+            raise _DuplicateKey(f"the key {key} is there twice")
         found[key] = value
     return found
 
@@ -255,13 +255,13 @@ def parse_document(text: str, source: str, error: type[TrancheError], *, unique_
     if len(text) <= LIMIT and text.lstrip().startswith("{"):
         try:
             return json.loads(text, object_pairs_hook=_unique if unique_keys else None)
-        except DuplicateKey as reason:
+        except _DuplicateKey as reason:
             raise error(f"{source}: {reason}") from reason
         except (ValueError, RecursionError):
             pass  # a YAML flow mapping looks the same from outside
     try:
         return load_yaml(text, unique_keys=unique_keys)
-    except DuplicateKey as reason:
+    except _DuplicateKey as reason:
         raise error(f"{source}: {reason}") from reason
     except YamlError as reason:
         raise error(f"{source} is neither YAML nor JSON: {reason}") from reason
