@@ -45,6 +45,7 @@ quotas:
 fair:
 - {group: phd, weight: 3}
 idle: {after: 45m, end: true}
+preemption: true
 fence: {exempt: [ann, 0]}
 """
 
@@ -82,6 +83,7 @@ def test_a_file_says_all_that_the_commands_say() -> None:
         },
         {EVERYONE: 1, "@phd": 3},
         IdlePolicy(2700, ends=True),
+        True,
         frozenset({1001}),
     )
 
@@ -109,6 +111,7 @@ policies = st.builds(
     ),
     st.just({}) | st.dictionaries(keys, st.integers(1, 9999)).map(lambda each: {**each, EVERYONE: 1}),
     st.builds(IdlePolicy, st.integers(600, 10**5), st.booleans()),
+    st.booleans(),
     st.just(False) | st.frozensets(st.sampled_from([1001, 1002, 4711])),
 )
 

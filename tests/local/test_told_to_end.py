@@ -66,7 +66,7 @@ def lines_of_a_run(
         with node.host() as host:
             sys.settrace(interrupter)
             try:
-                code = run(
+                code, _ = run(
                     host,
                     RunRequest(
                         request=parse_request(mig_profile=profile),

@@ -103,6 +103,8 @@ def _try_remedies(view: NodeView, request: Request) -> None:
     assert positions == sorted(positions)
     for remedy in explanation.remedies:
         match remedy.kind:
+            case RemedyKind.PREEMPT:
+                raise AssertionError("no command is preemptible")
             case RemedyKind.TIME_LIMIT:
                 raise AssertionError("no request is ahead")
             case RemedyKind.OTHER_SLICE | RemedyKind.WEAKER_FENCE:

@@ -85,7 +85,7 @@ class _DetachedRun:
         self._write(pid=os.getpid())
         code = 1
         try:
-            code = run(Launch("", self._starting, self._accepted))
+            code = run(Launch("", self._starting, self._accepted, self._waits_again))
         except TrancheError as error:
             code = error.exit_code
             raise
@@ -108,6 +108,9 @@ class _DetachedRun:
     def _starting(self, variables: Mapping[str, str]) -> None:
         self._write(started=time.time(), allocation_id=variables[MARK])
         self._accepted()
+
+    def _waits_again(self) -> None:
+        self._write(started=None, allocation_id="")
 
     def _write(self, **changed: Any) -> None:
         self._job = self._job._replace(**changed)

@@ -15,7 +15,7 @@ import click
 from tranche.cli import completion
 from tranche.cli.options import asked_as_person, target_options
 from tranche.cli.output import print_json, print_table, show
-from tranche.cli.request_options import adopt_foreign_option, request_options, time_option
+from tranche.cli.request_options import adopt_foreign_option, preemptible_option, request_options, time_option
 from tranche.cli.runtime import (
     Settings,
     TrancheCommand,
@@ -58,6 +58,7 @@ _POD_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
 @click.argument("waiter_id", metavar="[ID|NAME|pod/NAME]", default="", shell_complete=completion.waiting_ids)
 @request_options
 @time_option
+@preemptible_option
 @adopt_foreign_option
 @target_options
 @output_option()

@@ -30,6 +30,7 @@ from tranche.node.store.register import user_name
 
 _WEIGHT = re.compile(r"\d{1,4}", re.ASCII)
 _FAIR = "requests of those who have used less are served first"
+_PREEMPTIBLE = "preemptible commands are allowed"
 _GPU_OPTION = click.option(
     "--gpu",
     "gpus",
@@ -41,7 +42,7 @@ _GPU_OPTION = click.option(
 
 @click.group("policy", cls=TrancheGroup)
 def command() -> None:
-    """Set and list sharing policies, quotas, the order of the queue, the policy for idle shares, and the fence.
+    """Set and list sharing policies, quotas, the order of the queue, idle shares, preemption, and the fence.
 
     A sharing policy applies to one GPU, or to all GPUs without their own policy. The help of `tranche policy set`
     explains the policies.
@@ -53,6 +54,7 @@ def command() -> None:
     $ tranche policy quota --gpus 2 --shares 8
     $ tranche policy fair
     $ tranche policy idle --after 45m --end
+    $ tranche policy preemption --on
     $ tranche policy fence --on
     $ tranche policy list
     $ tranche policy apply -f policy.yaml --dry-run
@@ -118,7 +120,7 @@ def list_(settings: Settings, /, output: str) -> None:
         node = look_at(host).node
         with host.ledger.read() as db:
             policy, quotas, idle_ = records.sharing_policy(db), records.user_quotas(db), records.idle_policy(db)
-            exempt, lengths = records.fence(db), records.timeslices(db)
+            exempt, lengths, preemptible = records.fence(db), records.timeslices(db), records.preemption(db)
     if output == "json":
         every = None if policy.every is None else str(policy.every)
         print_json(
@@ -127,6 +129,7 @@ def list_(settings: Settings, /, output: str) -> None:
             gpus=_documents(policy, lengths, node),
             quotas=_quota_documents(quotas),
             idle={"afterSeconds": idle_.after, "endsHolds": idle_.ends},
+            preemption=preemptible,
             fence=None if exempt is None else {"exemptUids": sorted(exempt)},
         )
         return
@@ -146,6 +149,9 @@ def list_(settings: Settings, /, output: str) -> None:
     if idle_ != IdlePolicy():
         show("")
         show(str(idle_))
+    if preemptible:
+        show("")
+        show(_PREEMPTIBLE)
     if exempt is not None:
         show("")
         show("the machine has a fence; tranche policy fence shows how far it reaches")
@@ -325,6 +331,27 @@ def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None
     with open_host(settings) as host, host.ledger.write() as db:
         records.set_idle_policy(db, wanted)
     say(str(wanted))
+
+
+@command.command("preemption", cls=TrancheCommand)
+@click.option("--on", is_flag=True, help="Allow preemptible commands.")
+@click.option("--off", is_flag=True, help="Refuse new preemptible commands; running ones continue.")
+@click.pass_obj
+def preemption(settings: Settings, /, on: bool, off: bool) -> None:
+    """Allow commands to use GPUs that no other request needs, beyond their user's quota.
+
+    Users start such commands with tranche run --preemptible. They wait behind all other requests. Tranche ends them
+    when another request needs their GPU, and starts them again later. They count neither for quotas nor in a fair
+    queue. Time limits apply to them.
+
+    
+    $ tranche policy preemption --on
+    """
+    if on is off:
+        raise UsageError("give --on or --off", hint="for example: tranche policy preemption --on")
+    with open_host(settings) as host, host.ledger.write() as db:
+        records.set_preemption(db, allowed=on)
+    say(_PREEMPTIBLE if on else "preemptible commands are not allowed")
 
 
 def _change(settings: Settings, gpus: tuple[str, ...], use: GpuPolicy) -> None:

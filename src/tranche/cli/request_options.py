@@ -49,6 +49,14 @@ time_option = click.option(
     help="End the command after TIME, such as 45m, 4h or 1d12h. Default: no limit.",
 )
 
+preemptible_option = click.option(
+    "--preemptible",
+    is_flag=True,
+    flag_value="true",
+    default=None,
+    help="End the command when another request needs its GPU, and start it again later.",
+)
+
 adopt_foreign_option = click.option(
     "--adopt-foreign",
     type=click.Choice(["keep", "destroy"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,13 @@ import click
 
 from tranche.cli.options import TIMEOUT_HELP, DurationType, together
 from tranche.cli.output import say, warn
-from tranche.cli.request_options import adopt_foreign_option, request_options, time_option
+from tranche.cli.request_options import adopt_foreign_option, preemptible_option, request_options, time_option
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, socket_of_service
 from tranche.core.errors import PermissionDenied, UsageError
 from tranche.core.request import parse_request
 from tranche.local.child import PLAIN, Launch
 from tranche.node.locks.deciding import WaitLimit
+from tranche.node.locks.interrupts import told_to_end
 
 if TYPE_CHECKING:
     from tranche.local.client import ServiceClient
@@ -48,6 +49,7 @@ run_options = together(
 
 @click.command(cls=TrancheCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @run_options
+@preemptible_option
 @click.option(
     "--detach", is_flag=True, help="Return when the request is accepted. The command continues after you log out."
 )
@@ -66,6 +68,10 @@ def command(
     With --time, Tranche warns 10 minutes and 1 minute before the limit. At the limit, it sends SIGTERM to the command
     and its child processes, and SIGKILL 30 seconds later. A command with a time limit can start before earlier
     requests, if it will end before the first of them can start.
+
+    With --preemptible, the command waits behind all other requests, and can exceed the user's quota. When another
+    request needs its GPU, Tranche sends SIGTERM, and SIGKILL 30 seconds later. The command then waits again, and starts
+    from the beginning. An administrator must allow this: tranche policy preemption --on.
 
     With --detach, the command reads no input, and its output goes to a file. See tranche job list and tranche job logs.
 
@@ -98,19 +104,43 @@ def run_command(
     quiet: bool,
     **request: Any,
 ) -> int:
-    """Run the command in a share, as the options say, and return its exit code."""
+    """Run the command in a share, as the options say, and return its exit code. A preempted command starts again."""
     if not wait and timeout is not None:
         raise UsageError(
             "--no-wait and --timeout cannot be combined",
             hint="--no-wait does not wait at all; --timeout waits for a limited time",
         )
-    asked, patience = parse_request(**request), WaitLimit(wait=wait, seconds=timeout)
+    parse_request(**request)  # a mistake is told before anything is touched
+    patience = WaitLimit(wait=wait, seconds=timeout)
 
     def say_of_run(line: str) -> None:
         launch.accepted()
         if not quiet:
             say(f"tranche: {line}")
 
+    while True:
+        code, preempted = _run_once(
+            settings, command_line, launch, request, patience, adopt_foreign, record, cdi=cdi, tell=say_of_run
+        )
+        if not preempted or not wait or told_to_end():
+            return code
+        launch.waits_again()
+        say_of_run("the command was preempted, so it waits for another share")
+
+
+def _run_once(
+    settings: Settings,
+    command_line: Sequence[str],
+    launch: Launch,
+    request: Mapping[str, Any],
+    patience: WaitLimit,
+    adopt_foreign: str,
+    record: str | None,
+    *,
+    cdi: bool,
+    tell: Callable[[str], None],
+) -> tuple[int, bool]:
+    """Run the command to its end in one share; returns its exit code, and whether it was preempted."""
     socket = socket_of_service(settings)
     if socket is not None:
         if adopt_foreign == "destroy" or record is not None:
@@ -119,22 +149,22 @@ def run_command(
             )
         options = {name: value for name, value in request.items() if value is not None}
         environment = child_environment(settings)  # it may take long, and the service expects a request soon
-        client = _client_of(socket, say_of_run)
-        return client.run(options, command_line, environment, patience, launch, cdi=cdi)
+        client = _client_of(socket, tell)
+        return client.run(options, command_line, environment, patience, launch, cdi=cdi), client.preempted
     from tranche.local.run import RunRequest, run  # a client of the service needs none of this
     from tranche.local.run_report import RunReporter
     from tranche.local.workload import OwnWorkload
 
     with ExitStack() as stack:
         to_run = RunRequest(
-            request=asked,
+            request=parse_request(**request),
             workload=OwnWorkload(command_line, child_environment(settings), launch),
             patience=patience,
             adopt_foreign_destroy=adopt_foreign == "destroy",
             record=None if record is None else stack.enter_context(closing(_recorder(record))),
             cdi=cdi,
         )
-        return run(stack.enter_context(open_host(settings)), to_run, RunReporter(say_of_run, warn))
+        return run(stack.enter_context(open_host(settings)), to_run, RunReporter(tell, warn))
 
 
 def _client_of(socket: Path, say: Callable[[str], None]) -> ServiceClient:

@@ -207,6 +207,12 @@ class TimeExtended(NamedTuple):
     time_limit: int
 
 
+class SharePreempted(NamedTuple):
+    """A preemptible command is told to end, because the request that waited under `waiter_id` needs its share."""
+
+    waiter_id: str
+
+
 class GpuCordoned(NamedTuple):
     """An administrator cordoned a GPU; the reason may be empty."""
 
@@ -276,6 +282,7 @@ EventData = (
     | QuotaChanged
     | FenceChanged
     | TimeExtended
+    | SharePreempted
     | GpuCordoned
     | GpuUncordoned
     | ReservationMade
@@ -346,6 +353,7 @@ _SHORT_NAMES: Mapping[type, str] = {
     RequestCancelled: "Cancelled",
     ShareKept: "Kept",
     ShareReleased: "Released",
+    SharePreempted: "Preempted",
     PlanUndone: "Undone",
     PlanRecovered: "Recovered",
     GpuCordoned: "Cordoned",

@@ -17,6 +17,7 @@ FORMAT_VERSION = "tranche.dev/v1"
 KIND = "Policy"
 _SHORTEST_IDLE = 600
 _GPU_FIELDS = ("sharing", "timeslice", "gpus")
+_OTHER_SECTIONS = ("quotas", "fair", "idle", "preemption", "fence")
 _LIMITS = ("gpus", "gpuMemory", "shares", "time", "gpuHours")
 _MOST_WEIGHT = 9999
 
@@ -28,7 +29,8 @@ class MachinePolicy(NamedTuple):
     """What `tranche policy` sets. In a file, None is a section that the file does not change.
 
     `timeslices` are by UUID, or EVERY_GPU. `quotas` are by key, without weights. `weights` are those of a fair queue, by key;
-    without any, the queue is in order of arrival. `fence` has the exempt uids, or is False for no fence.
+    without any, the queue is in order of arrival. `preemption` allows preemptible commands. `fence` has the exempt uids, or is
+    False for no fence.
     """
 
     sharing: SharingPolicy | None = None
@@ -36,6 +38,7 @@ class MachinePolicy(NamedTuple):
     quotas: Mapping[str, UserQuota] | None = None
     weights: Mapping[str, int] | None = None
     idle: IdlePolicy | None = None
+    preemption: bool | None = None
     fence: frozenset[int] | Literal[False] | None = None
 
     def over(self, before: MachinePolicy) -> MachinePolicy:
@@ -57,7 +60,7 @@ def parse_policy(document: object, node: NodeState, before: MachinePolicy, key_o
     """
     if not isinstance(document, dict) or document.get("apiVersion") != FORMAT_VERSION or document.get("kind") != KIND:
         raise PolicyInvalid(f"this is not a {FORMAT_VERSION} {KIND}", hint="see: tranche policy apply --help")
-    _refuse_unknown(document, ("apiVersion", "kind", *_GPU_FIELDS, "quotas", "fair", "idle", "fence"), "the policy")
+    _refuse_unknown(document, ("apiVersion", "kind", *_GPU_FIELDS, *_OTHER_SECTIONS), "the policy")
     sharing, timeslices = _gpu_section(document, node, before)
     known = before.user_quotas
 
@@ -75,6 +78,7 @@ def parse_policy(document: object, node: NodeState, before: MachinePolicy, key_o
         _quotas(document["quotas"], key) if "quotas" in document else None,
         _weights(document["fair"], key) if "fair" in document else None,
         _idle(document["idle"]) if "idle" in document else None,
+        _preemption(document["preemption"]) if "preemption" in document else None,
         _fence(document["fence"], key) if "fence" in document else None,
     )
 
@@ -177,6 +181,12 @@ def idle_seconds(text: str) -> int:
     return seconds
 
 
+def _preemption(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise PolicyInvalid("preemption is neither true nor false")
+    return value
+
+
 def _fence(value: object, key_of: KeyOf) -> frozenset[int] | Literal[False]:
     if value is False:
         return False
@@ -244,6 +254,7 @@ def policy_document(policy: MachinePolicy, name_of: Callable[[str], str]) -> dic
         "fair": [_who(key, name_of) | {"weight": weight} for key, weight in weights.items()]
         or is_fair(policy.user_quotas),
         "idle": {"after": format_duration(idle.after), "end": idle.ends},
+        "preemption": bool(policy.preemption),
         "fence": {"exempt": [name_of(str(uid)) for uid in sorted(policy.fence)]}
         if isinstance(policy.fence, frozenset)
         else False,
@@ -305,6 +316,8 @@ def _all_decisions(
         words = ("no quota" if each == UserQuota() else str(each) for each in shown)
         yield PolicyChange(name_of(key) if key else "all users, except root", *words)
     yield PolicyChange("idle shares", *(str(each.idle or IdlePolicy()) for each in (before, after)))
+    allowed = ("allowed" if each.preemption else "not allowed" for each in (before, after))
+    yield PolicyChange("preemptible commands", *allowed)
     yield PolicyChange("the fence", *(_fence_words(each.fence, name_of) for each in (before, after)))
 
 

@@ -1,7 +1,7 @@
 """Requests of workloads: one grammar for the whole product.
 
 Exactly one of `--gpus N`, `--gpu SHARE`, `--gpu-memory AMOUNT` and `--mig-profile NAME`, with `--count`, `--compute`,
-`--isolation`, `--gpu-model` and `--time` beside it. The canonical text of a request is the options that make it.
+`--isolation`, `--gpu-model`, `--time` and `--preemptible` beside it. The canonical text of a request is the options that make it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Request:
     """One workload's demand and conditions. `gpu_model` matches a case-insensitive part of the product name.
 
     `count` is how many such shares it takes, each on another GPU. `compute` is a ceiling in percent. `time_limit` is in seconds
-    from the command's start.
+    from the command's start. The command of a `preemptible` one ends for requests that are not, and starts again later.
     """
 
     demand: Demand
@@ -96,6 +96,7 @@ class Request:
     count: int = 1
     compute: int | None = None
     time_limit: int | None = None
+    preemptible: bool = False
 
     def __str__(self) -> str:
         text = str(self.demand)
@@ -109,6 +110,8 @@ class Request:
             text += f" --gpu-model '{self.gpu_model}'" if " " in self.gpu_model else f" --gpu-model {self.gpu_model}"
         if self.time_limit is not None:
             text += f" --time {format_duration(self.time_limit)}"
+        if self.preemptible:
+            text += " --preemptible"
         return text
 
 
@@ -123,6 +126,7 @@ def parse_request(
     isolation: str = "soft",
     gpu_model: str = "",
     time: str | None = None,
+    preemptible: str | None = None,
 ) -> Request:
     """The request that the options make; raises UsageError unless there is exactly one demand and the options are compatible."""
     given = [text for text in (gpus, gpu, gpu_memory, mig_profile) if text is not None]
@@ -161,6 +165,7 @@ def parse_request(
         1 if count is None else _parse_shares(count, demand),
         None if compute is None else _parse_percent(compute),
         None if time is None else parse_time_limit(time),
+        preemptible is not None,
     )
     _refuse_contradiction(request)
     return request

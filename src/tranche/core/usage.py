@@ -22,6 +22,7 @@ class DayUsage(NamedTuple):
     """What one user used on one day, which is counted since the epoch, in UTC.
 
     A share of half a GPU for two hours is 3,600 `gpu_seconds` and 7,200 `share_seconds`. `shares` counts what ended, or runs.
+    `preemptible_seconds` are those of the `gpu_seconds` that count neither for the user's place in the queue nor for quotas.
     """
 
     day: int
@@ -29,6 +30,7 @@ class DayUsage(NamedTuple):
     gpu_seconds: float
     share_seconds: float
     shares: int
+    preemptible_seconds: float = 0.0
 
 
 def usage_of(allocation: Allocation, until: float) -> Iterator[DayUsage]:
@@ -41,7 +43,9 @@ def usage_of(allocation: Allocation, until: float) -> Iterator[DayUsage]:
     first = int(begun // DAY_SECONDS)
     for day in range(max(first, int(until // DAY_SECONDS) - _LONGEST_DAYS), int(until // DAY_SECONDS) + 1):
         seconds = min(until, (day + 1) * DAY_SECONDS) - max(begun, day * DAY_SECONDS)
-        yield DayUsage(day, keeper.uid, part * seconds, seconds, int(day == int(until // DAY_SECONDS)))
+        used, preemptible = part * seconds, allocation.request.preemptible
+        last = int(day == int(until // DAY_SECONDS))
+        yield DayUsage(day, keeper.uid, used, seconds, last, used if preemptible else 0.0)
 
 
 def with_running(ended: Iterable[DayUsage], allocations: Iterable[Allocation], now: float) -> tuple[DayUsage, ...]:
@@ -62,5 +66,6 @@ def weighed_use(usage: Iterable[DayUsage], now: float) -> dict[int, float]:
 def _summed(usage: Iterable[DayUsage], now: float, value: Callable[[int], float]) -> dict[int, float]:
     today, found = int(now // DAY_SECONDS), dict[int, float]()
     for each in usage:
-        found[each.uid] = found.get(each.uid, 0.0) + each.gpu_seconds * value(max(today - each.day, 0))
+        counted = (each.gpu_seconds - each.preemptible_seconds) * value(max(today - each.day, 0))
+        found[each.uid] = found.get(each.uid, 0.0) + counted
     return found

@@ -21,7 +21,7 @@ _FRACTION = re.compile(r"\d{1,40}(?:\.\d{1,40}|/[1-9]\d{0,39})?", re.ASCII)
 def request_to_dict(request: Request) -> dict[str, Any]:
     """The request as JSON data: exactly one of gpus, gpu, gpuMemoryBytes and migProfile, beside isolation and gpuModel.
 
-    Omits count, computePercent and timeLimitSeconds if the request did not set them.
+    Omits count, computePercent, timeLimitSeconds and preemptible if the request did not set them.
     """
     demand: dict[str, Any]
     match request.demand:
@@ -37,6 +37,7 @@ def request_to_dict(request: Request) -> dict[str, Any]:
         "count": request.count if request.count != 1 else None,
         "computePercent": request.compute,
         "timeLimitSeconds": request.time_limit,
+        "preemptible": request.preemptible or None,
     }
     asked = {name: value for name, value in conditions.items() if value is not None}
     return {**demand, **asked, "isolation": str(request.isolation), "gpuModel": request.gpu_model}
@@ -64,6 +65,7 @@ def request_from_dict(data: Mapping[str, Any]) -> Request:
         data.get("count", 1),
         data.get("computePercent"),
         data.get("timeLimitSeconds"),
+        data.get("preemptible", False),
     )
 
 

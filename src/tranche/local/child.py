@@ -26,6 +26,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from tranche.core.errors import CommandNotFound
+from tranche.node.locks.interrupts import note_signal
 from tranche.node.processes.processes import Process, children_of
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -46,11 +47,13 @@ class Launch(NamedTuple):
     """How a command starts: `text` stands for it where people read it, and `starting` receives the share's variables before.
 
     `accepted` is called when the request was found possible, so that it waits or is served, and again when that goes on.
+    `waits_again` is called when the command was preempted, and its request waits once more.
     """
 
     text: str = ""
     starting: Callable[[Mapping[str, str]], None] = lambda variables: None
     accepted: Callable[[], None] = lambda: None
+    waits_again: Callable[[], None] = lambda: None
 
 
 PLAIN = Launch()
@@ -218,7 +221,9 @@ def _pass_signals_on(pid: int) -> None:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 return
             reap_orphans(but=pid)
-        elif info.si_code != _SENT_BY_KERNEL or not _sent_to_both(pid, info.si_signo):
+            continue
+        note_signal(info.si_signo)
+        if info.si_code != _SENT_BY_KERNEL or not _sent_to_both(pid, info.si_signo):
             with contextlib.suppress(PermissionError):  # the command became another user
                 os.kill(pid, info.si_signo)
 

@@ -42,6 +42,8 @@ class ServiceClient:
         self._connection = connection
         self._say, self._warn = say, warn
         self._code: int | None = None
+        self.preempted = False
+        """Whether the command ended because another request needed its share."""
 
     def run(
         self,
@@ -150,7 +152,7 @@ class ServiceClient:
                 case "error":
                     raise error_of(message)
                 case "over":
-                    self._code = int(message["code"])
+                    self._code, self.preempted = int(message["code"]), message.get("preempted") is True
                     return None, []
                 case event if event == wanted:
                     return message, files

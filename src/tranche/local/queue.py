@@ -187,6 +187,7 @@ class Queue:
         self._adopt_foreign_destroy = adopt_foreign_destroy
         self._monotonic = monotonic
         self._clock = clock
+        self._preempted: frozenset[str] = frozenset()
 
     def acquire(
         self,
@@ -313,7 +314,7 @@ class Queue:
             others = patience.with_others(self._monotonic() - begun)
             try:
                 self._await_continued(pid, bell, refuse_over)
-                outcome, allocations = self._reserve(request, ticket, failed, refuse_over, others)
+                outcome, allocations = self._reserve(request, ticket, failed, refuse_over, others, wait=patience.wait)
                 if isinstance(outcome, ReservedShare):
                     held = self._host.fulfil(outcome, progress=noting, seconds=others)
                     # A finished plan may have opened a GPU to others: MIG mode is on now, or instances can be reused.
@@ -369,11 +370,22 @@ class Queue:
         failed: FailedGpus,
         refuse_over: Callable[[], None],
         seconds: float | None,
+        *,
+        wait: bool,
     ) -> tuple[ReservedShare | Waiting, Sequence[Allocation]]:
-        """Decide and reserve under the decision lock; others may start once the lock is free. Also the allocations seen."""
+        """Decide and reserve under the decision lock; others may start once the lock is free. Also the allocations seen.
+
+        A request that will `wait` may end preemptible commands.
+        """
         with self._host.deciding(seconds) as (view, queue):
             decision = self._decide(request, place.id, failed, view, queue)
             if isinstance(decision, Waiting):
+                if wait and any(each.request.preemptible for each in view.allocations):
+                    from tranche.local.preemption import preempt  # few machines allow preemptible commands
+
+                    now = self._clock()
+                    there = as_asked(self._host.places, queue, now, but=place.id)
+                    self._preempted |= {*preempt(self._host, failed.left_out_of(view), there, place.id, now)}
                 return decision, view.allocations
             self._refuse(decision)
             if not decision.plan.empty:
@@ -405,7 +417,9 @@ class Queue:
     def _told(self, outcome: Waiting, allocations: Sequence[Allocation]) -> str:
         """The obstacles in words, with the names of the holders."""
         queue = self._host.waiters()
-        return summed_up(outcome, names_of(allocations, queue, process_owners(allocations, queue)))
+        names = names_of(allocations, queue, process_owners(allocations, queue))
+        ending = [names.called.get(each.id, each.id) for each in allocations if each.id in self._preempted]
+        return summed_up(outcome, names) + (f"; Tranche has told to end: {', '.join(ending)}" if ending else "")
 
     def _sleep(self, ticket: QueuePlace, bell: WakeupPipe, deadline: float | None) -> bool:
         """Sleep until another try is worthwhile; False if the deadline passed first."""

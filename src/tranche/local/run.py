@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tranche.core.allocation import HELD, Allocation, FractionalShare, parts_by
-from tranche.core.errors import AllocationUnknown, FenceUnavailable, SharingUnavailable, TrancheError
+from tranche.core.errors import AllocationUnknown, FenceUnavailable, PermissionDenied, SharingUnavailable, TrancheError
 from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
@@ -63,8 +63,15 @@ class RunRequest:
     cdi: bool = False
 
 
-def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
-    """Wait for a share, run the command in it, and give the share back; returns the command's exit code.
+class RunResult(NamedTuple):
+    """The exit code of a command, and whether the command ended because another request needed its share."""
+
+    code: int
+    preempted: bool = False
+
+
+def run(host: Host, asked: RunRequest, reporter: RunReporter) -> RunResult:
+    """Wait for a share, run the command in it, and give the share back.
 
     The code is that of SIGTERM if the request is cancelled while it waits. The command's code is returned even if the share
     cannot be given back.
@@ -77,6 +84,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
 
         refuse_without_cdi(host)
     _refuse_fenced_hold(host, asked)
+    _refuse_preemptible(host, asked)
     heed_signals()
     queue = Queue(
         host,
@@ -122,12 +130,12 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
         if any(isinstance(grant, FractionalShare) and grant.in_turns for grant in held.allocation.grants):
             with suppress(TrancheError):  # the last to take turns restores their length, or the next command does
                 host.view(seconds=_LOST_SECONDS)
-        return code
+        return RunResult(code, limit is not None and limit.preempted)
     except Cancelled as stop:
         reporter.warn(str(stop))
-        return _BY_SIGNAL + signal.SIGTERM
+        return RunResult(_BY_SIGNAL + signal.SIGTERM)
     except WaitInterrupted as stop:
-        return stop.exit_code
+        return RunResult(stop.exit_code)
     finally:
         ignore_signals()
 
@@ -142,6 +150,19 @@ def _refuse_fenced_hold(host: Host, asked: RunRequest) -> None:
         raise FenceUnavailable(
             "this machine has a fence, so a session opens no GPU, even if it holds a share",
             hint="run a shell in the share: tranche run REQUEST -- bash",
+        )
+
+
+def _refuse_preemptible(host: Host, asked: RunRequest) -> None:
+    """PermissionDenied for a preemptible command, unless the administrator allows them."""
+    if not asked.request.preemptible:
+        return
+    with host.ledger.read() as db:
+        allowed = records.preemption(db)
+    if not allowed:
+        raise PermissionDenied(
+            "this machine does not allow preemptible commands",
+            hint="an administrator allows them with: tranche policy preemption --on",
         )
 
 
@@ -178,8 +199,9 @@ def _waiting(host: Host, reporter: RunReporter, outcome: Waiting, ahead: int, re
 
 
 def _time_limit(host: Host, held: HeldAllocation, workload: Workload, reporter: RunReporter) -> TimeLimit | None:
-    """What ends the command before its own end: its time limit or, for a hold, that it is idle."""
-    if held.allocation.request.time_limit is None and held.allocation.command != HELD:
+    """What ends the command before its own end: its time limit, preemption or, for a hold, that it is idle."""
+    request = held.allocation.request
+    if request.time_limit is None and not request.preemptible and held.allocation.command != HELD:
         return None
     from tranche.local.time_limit import TimeLimit  # most commands have none
 
@@ -219,7 +241,7 @@ def _run_in_share(
         stack.enter_context(watching_use(allocation, host.observe_gpu, watch.above))
         confined = f"{VISIBLE}={share[VISIBLE]}"
         stack.enter_context(watching_outside(allocation, confined, host.driver.observe, reporter.outside))
-        if limit is not None and allocation.request.time_limit is not None:
+        if limit is not None and (allocation.request.time_limit is not None or allocation.request.preemptible):
             stack.enter_context(beside("time", limit.enforce))
         stack.enter_context(watching_long(partial(_long_look, host, allocation, reporter, limit)))
         code = workload.run(held, share, lambda pid: host.set_holder(held, pid), interrupt_if_told)

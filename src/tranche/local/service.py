@@ -384,10 +384,10 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
             _refuse_inside_share(host, peer)
             service.log(f"{peer}: asks for {asked}: {one_line(command)}")
             request = RunRequest(request=asked, workload=workload, patience=patience, cdi=cdi)
-            code = run(host, request, RunReporter(tell("note"), tell("warning")))
+            code, preempted = run(host, request, RunReporter(tell("note"), tell("warning")))
         gone = ", or the client has gone" if code == CLIENT_GONE else ""
         service.log(f"{peer}: ended, exit code {code}{gone}")
-        connection.send({"event": "over", "code": code})
+        connection.send({"event": "over", "code": code, "preempted": preempted})
     except TrancheError as error:
         service.log(f"{peer}: refused: {one_line(error.message)}")
         send_error(connection, error)

@@ -1,5 +1,7 @@
 """The time limit of a share: warnings, more time on request, then the end of the command and of what it started.
 
+A command that is preempted ends in the same way: its limit in the ledger then is the time for which it has run.
+
 Time counts on a clock that nobody can set, and that runs while the machine is suspended. The ledger has the limit, so an
 administrator can extend it while the command runs.
 
@@ -9,6 +11,7 @@ and left processes, the service or the next waiting request does so a little lat
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -39,6 +42,7 @@ from tranche.planning.decide.time_limits import GRACE_SECONDS, free_by
 
 WARNINGS_SECONDS = (600.0, 60.0)
 _LONGEST_SLEEP_SECONDS = 60.0
+_HEEDS_PREEMPTION_SECONDS = 1.0
 _NAMED_AT_MOST = 4
 _POLL_SECONDS = 0.1
 
@@ -65,10 +69,13 @@ class TimeLimit:
         self._ending = threading.RLock()
         self._host, self._allocation, self._workload = host, allocation, workload
         self._warn, self._warnings, self._grace, self._clock = warn, warnings, grace, clock
-        self._seconds = allocation.request.time_limit or 0
+        limit = allocation.request.time_limit
+        self._seconds = math.inf if limit is None else limit
         self._began = clock()
         self._grace_left = grace
         self._cleared = False
+        self.preempted = False
+        """Whether another request needs the share, so that the command is told to end."""
 
     @property
     def over(self) -> bool:
@@ -79,20 +86,24 @@ class TimeLimit:
         """Warn, and end the command in time. Returns when that is done, or when the descriptor `stop` is readable."""
         poll = select.poll()
         poll.register(stop, select.POLLIN)
+        longest = _HEEDS_PREEMPTION_SECONDS if self._allocation.request.preemptible else _LONGEST_SLEEP_SECONDS
         left = self._left()
         while True:
             until = max((each for each in (*self._warnings, 0.0) if each < left), default=0.0)
-            if poll.poll(max(0.0, min(left - until, _LONGEST_SLEEP_SECONDS)) * 1000):
+            if poll.poll(max(0.0, min(left - until, longest)) * 1000):
                 return
             # Asked once for each turn: a time that passed between two questions would go without its warning.
             left = self._left()
+            if self.preempted:
+                self._end(poll)
+                return
             if left > until:
                 continue  # the limit was extended, or the sleep was only a part
             if until:
                 what = f"hold{self.programs()}" if self._allocation.command == HELD else "command"
                 self._warn(
                     f"{format_duration(round(until))} left: Tranche ends this {what} "
-                    f"at the time limit of {format_duration(self._seconds)}"
+                    f"at the time limit of {format_duration(int(self._seconds))}"
                 )
             else:
                 self._end(poll)
@@ -111,14 +122,17 @@ class TimeLimit:
         with suppress(TrancheError):
             found = self._host.allocation(self._allocation.id)
             if found is not None and found.request.time_limit is not None:
+                # Nobody shortens a time limit but for a request that needs the share.
+                self.preempted |= found.request.preemptible and found.request.time_limit < self._seconds
                 self._seconds = found.request.time_limit
         return self._began + self._seconds - self._clock()
 
     def _end(self, stop: select.poll) -> None:
         """End the command, which may not have started yet, and go on until nothing of it is left."""
-        if not self._begin_to_end(
-            "its time limit had passed", f"the time limit of {format_duration(self._seconds)} has passed"
-        ):
+        why = "its time limit had passed", f"the time limit of {format_duration(int(self._seconds))} has passed"
+        if self.preempted:
+            why = "another request needed its GPU", "another request needs this GPU"
+        if not self._begin_to_end(*why):
             return
         while True:
             if pids := self._command_and_its_processes():

@@ -62,6 +62,7 @@ def present_policy(db: sqlite3.Connection) -> MachinePolicy:
         {key: each for key, each in limits.items() if each != UserQuota()},
         {key: each.weight for key, each in quotas.items() if each.weight is not None},
         records.idle_policy(db),
+        records.preemption(db),
         False if exempt is None else exempt - {0},
     )
 
@@ -81,6 +82,8 @@ def apply_policy(host: Host, wanted: MachinePolicy, node: NodeState) -> tuple[Ma
             _set(db, key, user_name_of(key), quotas.get(key, UserQuota()), new.get(key, UserQuota()), now)
         if wanted.idle is not None:
             records.set_idle_policy(db, wanted.idle)
+        if wanted.preemption is not None:
+            records.set_preemption(db, allowed=wanted.preemption)
         if wanted.timeslices is not None:
             records.set_timeslices(db, wanted.timeslices)
     return before, after

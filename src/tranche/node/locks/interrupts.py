@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_TO_A_COMMAND = (*ENDING, signal.SIGQUIT)
 
 
 class WaitInterrupted(BaseException):
@@ -45,6 +46,17 @@ def heed_signals() -> None:
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _note)
+
+
+def note_signal(number: int) -> None:
+    """Note a signal that was passed on to the command."""
+    if number in _TO_A_COMMAND:
+        _Signals.noted = _Signals.noted or number
+
+
+def told_to_end() -> bool:
+    """Whether a signal told this process or its command to end since the last call of `heed_signals`."""
+    return bool(_Signals.noted)
 
 
 def ignore_signals() -> None:

@@ -261,6 +261,14 @@ def time_extended(db: sqlite3.Connection, time: float, allocation_id: str, time_
     _write(db, time, TimeExtended(time_limit), message, allocation_id=allocation_id)
 
 
+def preempted(db: sqlite3.Connection, time: float, allocation_id: str, waiter_id: str) -> None:
+    """A preemptible command is told to end for a waiting request."""
+    from tranche.core.events import SharePreempted
+
+    message = f"preempted: request {waiter_id} needs its share"
+    _write(db, time, SharePreempted(waiter_id), message, allocation_id=allocation_id)
+
+
 def cordoned(db: sqlite3.Connection, gpu: GpuState, word: Cordon, actor: Actor | None) -> None:
     """An administrator cordoned a GPU."""
     from tranche.core.events import GpuCordoned

@@ -74,8 +74,9 @@ _TABLES: Mapping[str, Mapping[str, Column]] = {
     "user_quotas": dict.fromkeys(("uid", "gpu_percent", "memory", "shares", "time_limit", "gpu_hours", "weight"), kept),
     "fence": {"uid": kept},
     "idle_policy": dict.fromkeys(("after", "ends"), kept),
+    "preemption": {"allowed": kept},
     "idle": dict.fromkeys(("allocation_id", "since", "seen"), kept),
-    "usage": dict.fromkeys(("day", "uid", "gpu_seconds", "share_seconds", "shares"), kept),
+    "usage": dict.fromkeys(("day", "uid", "gpu_seconds", "share_seconds", "shares", "preemptible_seconds"), kept),
     "gpu_uses": dict.fromkeys(("gpu_uuid", "use"), kept),
 }
 

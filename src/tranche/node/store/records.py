@@ -164,6 +164,18 @@ def set_idle_policy(db: sqlite3.Connection, policy: IdlePolicy) -> None:
         db.execute("INSERT INTO idle_policy VALUES (?, ?)", policy)
 
 
+def preemption(db: sqlite3.Connection) -> bool:
+    """Whether commands may be preemptible."""
+    return db.execute("SELECT 1 FROM preemption").fetchone() is not None
+
+
+def set_preemption(db: sqlite3.Connection, *, allowed: bool) -> None:
+    """Allow preemptible commands, or refuse new ones."""
+    db.execute("DELETE FROM preemption")
+    if allowed:
+        db.execute("INSERT INTO preemption VALUES (1)")
+
+
 def set_idle(db: sqlite3.Connection, allocation_id: str, period: IdlePeriod | None) -> None:
     """Record for how long a share has been idle; None if it is not."""
     db.execute("DELETE FROM idle WHERE allocation_id = ?", (allocation_id,))
@@ -185,9 +197,9 @@ def usage(db: sqlite3.Connection, since: int = 0) -> tuple[DayUsage, ...]:
 def add_usage(db: sqlite3.Connection, used: Iterable[DayUsage]) -> None:
     """Add the use of a share that ends."""
     db.executemany(
-        "INSERT INTO usage VALUES (?, ?, ?, ?, ?) ON CONFLICT (day, uid) DO UPDATE SET "
+        "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (day, uid) DO UPDATE SET "
         "gpu_seconds = gpu_seconds + excluded.gpu_seconds, share_seconds = share_seconds + excluded.share_seconds, "
-        "shares = shares + excluded.shares",
+        "shares = shares + excluded.shares, preemptible_seconds = preemptible_seconds + excluded.preemptible_seconds",
         used,
     )
 

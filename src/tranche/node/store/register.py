@@ -429,10 +429,11 @@ def groups_of(uid: int) -> tuple[str, ...]:
 
 
 def queue(db: sqlite3.Connection, now: float) -> tuple[records.Waiter, ...]:
-    """The queue in the order of service: of arrival or, if it is fair, by what users have used."""
+    """The queue in the order of service: of arrival or, if it is fair, by what users have used. Preemptible requests are last."""
     waiting = records.waiters(db)
     order = fair_order(db, now) if len(waiting) > 1 else None
-    return waiting if order is None else order.in_turn(waiting)
+    found = waiting if order is None else order.in_turn(waiting)
+    return tuple(sorted(found, key=lambda each: each.request.preemptible))
 
 
 def fair_order(db: sqlite3.Connection, now: float) -> FairOrder | None:

@@ -87,7 +87,8 @@ def decide_behind(
 
     foresight = foresight or Foresight(view, now)
     if not reserved:
-        promised = not any(True for _ in ahead) and _lasts(its_view) and _wanted(its_view, request)
+        lasts = _lasts(its_view) and not request.preemptible
+        promised = not any(True for _ in ahead) and lasts and _wanted(its_view, request)
         return replace(found, starts_by=foresight.starts_by(request, waiter.uid)) if promised else found
     if request.time_limit is None:
         return found
@@ -119,7 +120,7 @@ def reserved_for(view: NodeView, waiters: Iterable[WaitingRequest]) -> dict[str,
     for waiter in _first_of_each(view, (each for each in in_time(view, waiters) if not each.silent)):
         if len(reserved) == len(view.node.gpus):
             break
-        for uuid in _held_up(for_user(view, waiter), waiter.request):
+        for uuid in held_up(for_user(view, waiter), waiter.request):
             reserved.setdefault(uuid, waiter.id)
     return reserved
 
@@ -148,7 +149,7 @@ def startable(
         may_pass = foresight is not None and waiter.request.time_limit is not None
         if len(reserved) == len(view.node.gpus) and not may_pass:
             continue
-        wanted = _held_up(for_user(view, waiter), waiter.request)
+        wanted = held_up(for_user(view, waiter), waiter.request)
         if wanted and (may_pass or not all(uuid in reserved for uuid in wanted)):
             decision = decide_behind(
                 view, waiter, ahead, reserved, now, adopt_foreign_destroy=adopt_foreign_destroy, foresight=foresight
@@ -171,7 +172,7 @@ def outlooks(view: NodeView, waiters: Iterable[WaitingRequest]) -> Iterator[Deci
         yield known[alike]
         if len(reserved) < len(view.node.gpus):
             before = len(reserved)
-            for uuid in _held_up(its_view, waiter.request):
+            for uuid in held_up(its_view, waiter.request):
                 reserved.setdefault(uuid, waiter.id)
             if len(reserved) > before:
                 known.clear()
@@ -235,8 +236,8 @@ def _wanted(view: NodeView, request: Request) -> tuple[str, ...]:
     return wanted if len(set(wanted) - closed) >= gpus_needed(request) else ()
 
 
-def _held_up(view: NodeView, request: Request) -> tuple[str, ...]:
-    """The GPUs that others must leave to the request. A reservation that keeps it from one now does so until it is over."""
+def held_up(view: NodeView, request: Request) -> tuple[str, ...]:
+    """The GPUs that later waiters must leave to the request. A reservation that keeps it from one now does so to its end."""
     wanted = _wanted(view, request)
     if not view.reservations:
         return wanted

@@ -127,7 +127,7 @@ def limits_alike(view: NodeView) -> Hashable:
 def candidates_within_quota(view: NodeView, request: Request) -> tuple[Candidate | Obstacle, ...]:
     """Each GPU's candidate, as far as the user may still get it; the obstacle is the quota where the user may not."""
     found = tuple(candidate(request, gpu, rules_of(view, gpu)) for gpu in view.node)
-    limits = _limits(view) if view.quotas else ()
+    limits = _limits(view) if view.quotas and not request.preemptible else ()
     if not limits:
         return found
     needed = gpus_needed(request)
@@ -136,7 +136,7 @@ def candidates_within_quota(view: NodeView, request: Request) -> tuple[Candidate
 
 def refuse_beyond_quota(view: NodeView, request: Request) -> None:
     """Raises QuotaExceeded when the user could not get the request even while nobody holds anything."""
-    if not view.quotas:
+    if not view.quotas or request.preemptible:
         return
     alone = candidates_within_quota(replace(view, allocations=(), recent={}), request)
     beyond = [each for each in alone if isinstance(each, Obstacle) and each.reason is Reason.QUOTA]
@@ -160,8 +160,9 @@ def refuse_too_long(view: NodeView, request: Request) -> None:
 
 
 def _held(view: NodeView, uids: Collection[str]) -> _Held:
-    """What these users hold together."""
-    own = [each for each in view.allocations if isinstance(each.keeper, ProcessKeeper) and str(each.keeper.uid) in uids]
+    """What these users hold together, except by preemptible commands."""
+    counted = (each for each in view.allocations if not each.request.preemptible)
+    own = [each for each in counted if isinstance(each.keeper, ProcessKeeper) and str(each.keeper.uid) in uids]
     found = [_size(each, view) for each in own]
     return _Held(
         sum(each.gpu_millionths for each in found),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tranche.core.allocation import FractionalShare, NodeView
+from tranche.core.allocation import Allocation, FractionalShare, NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.quantity import format_duration
 from tranche.core.request import Request
@@ -30,6 +30,7 @@ from tranche.planning.decide.queue import (
     reserved_for,
 )
 from tranche.planning.decide.share_options import accepted, rules_of
+from tranche.planning.decide.time_limits import GRACE_SECONDS
 from tranche.planning.explain.remedies import NO_ADVICE, Remedy, RemedyKind, RemedyList, remedies, stronger
 
 
@@ -88,7 +89,7 @@ def explain(
     `now`, in seconds since the epoch, is for time limits, as in `may_start`.
     """
     view, request = at(view, now), within_time(request, view.quotas, view.asker)
-    waiters = in_time(view, waiters)
+    waiters = [each for each in in_time(view, waiters) if request.preemptible or not each.request.preemptible]
     reserved, freedom = reserved_for(view, waiters), PlanPermission(adopt_foreign_destroy)
     found = answers(asked_gpus(view, request, reserved), freedom)
     granted: Granted | None = None
@@ -115,7 +116,22 @@ def explain(
         text = f"set a time limit of at most {format_duration(limit)}: --time {format_duration(limit)}"
         first = Remedy(RemedyKind.TIME_LIMIT, text, replace(request, time_limit=limit))
         helps = replace(helps, remedies=(first, *helps.remedies))
+    if now is not None and (ended := _preempted_for(view, request, waiters, now)):
+        ids = tuple(each.id for each in ended)
+        text = f"make the request: Tranche then preempts, within {GRACE_SECONDS:g} s, {', '.join(ids)}"
+        helps = replace(helps, remedies=(Remedy(RemedyKind.PREEMPT, text, request, ids), *helps.remedies))
     return Explanation(request, None, impossible, found, helps, starts_by=starts)
+
+
+def _preempted_for(
+    view: NodeView, request: Request, waiters: Sequence[WaitingRequest], now: float
+) -> tuple[Allocation, ...]:
+    """The preemptible shares that would end for the request behind those waiters."""
+    if not any(each.request.preemptible for each in view.allocations):
+        return ()
+    from tranche.planning.decide.preempt import to_preempt  # few machines allow preemptible commands
+
+    return to_preempt(view, [*waiters, WaitingRequest("", request, view.asker)], "", now)
 
 
 def _passed_over(view: NodeView, request: Request, granted: Granted) -> Mapping[Sharing, str]:

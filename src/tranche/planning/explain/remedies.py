@@ -1,8 +1,8 @@
 """Remedies for a waiting request: each is tried on the view it would lead to before it is named.
 
-Ordered by cost: set a time limit; request another slice that fits now; accept weaker isolation; wait; lift a cordon; destroy
-foreign idle instances; move or recut; use another GPU model. On a large machine, the search for holders to wait for covers only
-a few GPUs; the search for immediate starts covers all of them.
+Ordered by cost: preempt others; set a time limit; request another slice that fits now; accept weaker isolation; wait; lift a
+cordon; destroy foreign idle instances; move or recut; use another GPU model. On a large machine, the search for holders to wait
+for covers only a few GPUs; the search for immediate starts covers all of them.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ _SETS_AT_MOST = 20_000
 class RemedyKind(StrEnum):
     """The remedies, cheapest first."""
 
+    PREEMPT = "Preempt"
     TIME_LIMIT = "TimeLimit"
     OTHER_SLICE = "OtherSlice"
     WEAKER_FENCE = "WeakerFence"
