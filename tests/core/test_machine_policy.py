@@ -163,6 +163,7 @@ def test_changes_are_told_in_words() -> None:
         PolicyChange("ann", "1 GPU", "1.5 GPUs, 160G of GPU memory"),
         PolicyChange("@phd", "no quota", "200 GPU-hours in seven days, weight 3"),
         PolicyChange("idle shares", "a share counts as idle after 30m", "an idle hold ends after 45m"),
+        PolicyChange("preemptible commands", "not allowed", "allowed"),
         PolicyChange("the fence", "off", "on, exempts ann"),
     ]
 

@@ -223,6 +223,8 @@ class Lab:
                 options = ["--time", "1h"]
             case 4:
                 options, also = ["--time", "1s"], {128 + signal.SIGTERM, 128 + signal.SIGKILL}
+            case 5:
+                options, also = ["--preemptible"], {128 + signal.SIGTERM, 128 + signal.SIGKILL}
             case _:
                 pass
         for _ in range(self.rng.choice([1, 1, 2, 3, 6])):

@@ -42,7 +42,7 @@ class Slice(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A process with a share's variables. `parts` are the bytes that it may use of each device."""
+    """A process with a share's variables. `parts` are the bytes that it may use of each device. No quota limits `preemptible`."""
 
     pid: int
     started: int
@@ -50,6 +50,7 @@ class Holder(NamedTuple):
     share: str
     devices: tuple[str, ...]
     parts: tuple[tuple[str, int], ...]
+    preemptible: bool
 
 
 class Limits(NamedTuple):
@@ -133,7 +134,7 @@ class Observer:
         seen.shares |= set(shares)
         seen.most_at_once = max(seen.most_at_once, len(shares))
         self._check_apart(seen, tuple(shares.values()), slices)
-        self._check_limits(seen, tuple(shares.values()), slices)
+        self._check_limits(seen, [each for each in shares.values() if not each.preemptible], slices)
         self._check_clients(seen, there, slices, clients)
 
     def _holders(self) -> Iterator[Holder]:
@@ -156,6 +157,7 @@ class Observer:
                     found["TRANCHE_ALLOCATION"],
                     tuple(found["CUDA_VISIBLE_DEVICES"].split(",")),
                     tuple((uuid, int(memory)) for uuid, _, memory, *_ in words),
+                    "preemptible" in json.loads(found["TRANCHE_REQUEST"]),
                 )
 
     def _slices(self) -> dict[str, Slice]:

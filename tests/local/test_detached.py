@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from tests.cli.test_reference_pages import described_objects
 from tests.local.sessions import HALF, OpenSession, Session, ended, shares, waiters
+from tests.local.test_service import SharedMachine
 from tests.machines import wait_until
 from tests.support.in_process import NOBODY
 from tranche.core.errors import (
@@ -26,9 +28,10 @@ from tranche.core.errors import (
     UsageError,
     WaitTimeout,
 )
-from tranche.local.jobs import MOST_ENDED, MachineJob, open_jobs
+from tranche.local.jobs import MOST_ENDED, JobLaunch, MachineJob, open_jobs
 from tranche.node.processes.processes import process_at
 
+NO_LAUNCH = JobLaunch((), {}, "/", {})
 ROOT = pytest.mark.parametrize("opened", ["root"], indirect=True)
 
 
@@ -114,7 +117,16 @@ def test_no_other_user_can_read_what_is_kept(detaching: Detaching) -> None:
     detaching.detach("true")
     detaching.tranche("job wait exp7")
     made = list(detaching.home.rglob("*"))
-    assert {each.name for each in made} == {"tranche", "jobs", os.uname().nodename, "exp7", "log", "lock", "state.json"}
+    assert {each.name for each in made} == {
+        "tranche",
+        "jobs",
+        os.uname().nodename,
+        "exp7",
+        "launch.json",
+        "log",
+        "lock",
+        "state.json",
+    }
     owner = NOBODY if detaching.session.of_user else 0
     for each in made:
         assert each.stat().st_uid == owner
@@ -181,6 +193,69 @@ def test_delete_ends_a_run_with_its_command(detaching: Detaching) -> None:
     assert ended(detaching.machine)
     assert waiters(detaching.machine) == []
     assert list(detaching.home.glob("tranche/jobs/*/*")) == []
+
+
+def lose(detaching: Detaching) -> None:
+    """Kill a run and its command, as the end of the machine does."""
+    os.kill(detaching.job()["pid"], signal.SIGKILL)
+    share = detaching.machine.one_running()
+    os.kill(share["pid"], signal.SIGKILL)
+    wait_until(lambda: detaching.status == "lost")
+
+
+def test_a_lost_run_starts_again_as_it_was(detaching: Detaching) -> None:
+    folder = detaching.home / "work here"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    detaching.session.do(f"cd '{folder}'; export SEED='a b'")
+    script = "echo $PWD $SEED; [ -e second ] && exit 5; touch second; exec sleep 600"
+    detaching.detach(script, f"{HALF} --time 1h")
+    lose(detaching)
+    detaching.log_out()
+    code, said = detaching.tranche("job restart --lost")
+    assert (code, said.splitlines()[0]) == (0, "exp7"), said
+    assert detaching.tranche("job wait exp7")[0] == 5
+    assert (detaching.job()["request"], detaching.job()["command"][:5]) == (f"{HALF} --time 1h", "sh -c")
+    assert detaching.tranche("job logs exp7")[1].splitlines().count(f"{folder} a b") == 2
+    assert detaching.tranche("job restart --lost") == (0, "no detached run is lost\n")
+    assert detaching.tranche("job restart exp7")[0] == 0
+    assert detaching.tranche("job wait exp7")[0] == 5
+
+
+def test_only_a_run_that_is_over_starts_again(detaching: Detaching) -> None:
+    detaching.detach("exec sleep 600")
+    code, said = detaching.tranche("job restart exp7")
+    assert (code, "which is running" in said) == (UsageError.exit_code, True), said
+    assert len(shares(detaching.machine)) == 1
+    for arguments, words in (
+        ("exp7 other", "no detached run other"),
+        ("", "names or --lost"),
+        ("exp7 --lost", "names or"),
+    ):
+        code, said = detaching.tranche(f"job restart {arguments}")
+        assert (code, words in said) == (UsageError.exit_code, True), said
+    lose(detaching)
+    (detaching.home / "tranche/jobs" / os.uname().nodename / "exp7/launch.json").write_text("{")
+    code, said = detaching.tranche("job restart exp7")
+    assert (code, "cannot read how exp7 was started" in said) == (UsageError.exit_code, True), said
+    assert detaching.status == "lost"
+
+
+@pytest.mark.parametrize("opened", ["user"], indirect=True)
+def test_lost_runs_wait_for_the_service(detaching: Detaching) -> None:
+    """At boot it may start later than what starts them."""
+    shared: SharedMachine = detaching._opened.shared  # type: ignore[attr-defined]
+    detaching.detach(f"[ -e {detaching.home}/second ] && exit 5; touch {detaching.home}/second; exec sleep 600")
+    lose(detaching)
+    assert shared.service is not None
+    shared.service.kill()
+    shared.service.wait()
+    detaching.session.begin(f"{detaching.session.tranche} job restart --lost 2>&1")
+    time.sleep(1.5)
+    shared.serve()
+    code, said = detaching.session.finish()
+    assert (code, said.splitlines()[0]) == (0, "exp7"), said
+    assert detaching.tranche("job wait exp7")[0] == 5
 
 
 def test_delete_keeps_an_ended_run_whose_processes_still_hold_the_share(detaching: Detaching) -> None:
@@ -291,7 +366,7 @@ def test_the_latest_ended_runs_are_kept(tmp_path: Path) -> None:
     assert store is not None
     for number in range(MOST_ENDED + 5):
         job = MachineJob(f"j{number}", "--gpus 1", "true", 1, float(number))
-        os.close(store.create(job))
+        os.close(store.create(job, NO_LAUNCH))
         store.write(job._replace(ended=1.0, exit_code=0))
     assert [each.name for each in store.jobs()] == [f"j{number}" for number in range(5, MOST_ENDED + 5)]
 
@@ -320,5 +395,5 @@ def test_runs_of_another_machine_with_the_same_home_are_left_alone(
         store = open_jobs({"XDG_STATE_HOME": str(tmp_path)}, create=True)
         assert store is not None
         assert store.jobs() == []
-        os.close(store.create(MachineJob("exp7", "--gpus 1", host, 1, 1.0)))
+        os.close(store.create(MachineJob("exp7", "--gpus 1", host, 1, 1.0), NO_LAUNCH))
         assert [each.command for each in store.jobs()] == [host]

@@ -98,13 +98,16 @@ def test_whatever_is_killed_a_lab_shares_a_server(record_property: Callable[[str
         for group, gpus in GROUP_LIMITS.items():
             lab.order("policy", "quota", "--group", group, "--gpus", str(gpus))
         lab.order("policy", "set", "--gpu", str(GPUS - 1), "sharing=shared")
+        lab.order("policy", "preemption", "--on")
         if SEED % 2:
             lab.order("policy", "fair")
         with observed(lab, LIMITS, GROUP_LIMITS) as ended:
             lab.live(REQUESTS, RESTARTS)
             seen = ended()
         check_all_gone(lab)
-    record_property("figure", f"a lab, seed {SEED}: {lab.said()}; {seen}")
+        with closing(sqlite3.connect(lab.machine.ledger)) as db:
+            ((preempted,),) = db.execute("SELECT count(*) FROM events WHERE kind = 'SharePreempted'").fetchall()
+    record_property("figure", f"a lab, seed {SEED}: {lab.said()}; {preempted} preempted; {seen}")
 
 
 def check_all_gone(lab: Lab) -> None:

@@ -15,16 +15,24 @@ from typing import Any
 import click
 
 from tranche.cli.output import pause, print_json, print_table, say, show
-from tranche.cli.runtime import Settings, open_host, register_places
-from tranche.core.errors import AllocationUnknown, JobFailed, TrancheError, UsageError, WaitTimeout
+from tranche.cli.runtime import Settings, open_host, register_places, socket_of_service
+from tranche.core.errors import (
+    AllocationUnknown,
+    JobFailed,
+    ServiceUnavailable,
+    TrancheError,
+    UsageError,
+    WaitTimeout,
+)
 from tranche.core.request import parse_request
 from tranche.documents import describe
 from tranche.kubernetes.jobs.manifest import checked_name, name_from
 from tranche.local.background import empty, open_files, pass_signals_to
 from tranche.local.child import Launch, command_text
-from tranche.local.jobs import JobStore, MachineJob, job_document, open_jobs
+from tranche.local.jobs import JobLaunch, JobStore, MachineJob, job_document, open_jobs
 from tranche.local.termination import take_back
 from tranche.node.processes.processes import MARK
+from tranche.node.state.connection import connect
 
 _COLUMNS = ("NAME", "REQUEST", "STATUS", "EXIT", "AGE", "COMMAND")
 _NOT_OF_THE_REQUEST = frozenset({"wait", "timeout", "adopt_foreign", "record", "cdi", "quiet"})
@@ -38,10 +46,12 @@ def run_detached(
     name: str | None,
     options: Mapping[str, Any],
     run: Callable[..., int],
+    *,
+    again: bool = False,
 ) -> int:
     """Run the command in a process of its own that survives a logout; returns when its request waits, has a share, or failed.
 
-    `run` is what `tranche run` does with these options.
+    `run` is what `tranche run` does with these options. A run that is over can start `again`.
     """
     request = parse_request(**{each: value for each, value in options.items() if each not in _NOT_OF_THE_REQUEST})
     name = name_from(command_line, secrets.token_hex(2)) if name is None else checked_name(name)
@@ -49,7 +59,7 @@ def run_detached(
     store = open_jobs(os.environ, create=True)
     assert store is not None
     job = MachineJob(name, str(request), command_text(command_line), 0, time.time())
-    lock = store.create(job)
+    lock = store.create(job, JobLaunch(command_line, options, os.getcwd(), dict(os.environ)), again=again)
     told, telling = os.pipe()
     runner = os.fork()
     if runner == 0:
@@ -61,12 +71,58 @@ def run_detached(
     if not os.read(told, 1):
         _, status = os.waitpid(runner, 0)
         code = os.waitstatus_to_exitcode(status)
-        store.remove(name)
+        if not again:
+            store.remove(name)
         return code if code >= 0 else 128 - code
     show(name)
     if not options["quiet"]:
         say(f"job {name} goes on without this terminal; its output: tranche job logs -f {name}")
     return 0
+
+
+_SERVED_WITHIN_SECONDS = 120.0
+"""How long after the machine's start the service may take."""
+
+
+def restart(settings: Settings, names: Sequence[str], run: Callable[..., int], *, lost: bool) -> int:
+    """Start these runs again, or all that are lost; returns the first exit code that is not 0. UsageError for one that lives."""
+    store = own_jobs()
+    jobs = [] if store is None else store.jobs()
+    found = [each for each in jobs if each.name in names or (lost and each.status == "lost")]
+    if unknown := sorted({*names} - {each.name for each in found}):
+        raise UsageError(
+            f"you have no detached run {unknown[0]} on this machine",
+            hint="list your detached runs with: tranche job list",
+        )
+    if store is None or not found:
+        say("no detached run is lost")
+        return 0
+    if lost:
+        _await_service(settings)
+    code = 0
+    for each in found:
+        launch = store.launch(each.name)
+        try:
+            os.chdir(launch.folder)
+        except OSError as error:
+            raise UsageError(f"cannot start {each.name} in {launch.folder}: {error.strerror}") from error
+        os.environ.clear()
+        os.environ.update(launch.environment)
+        code = run_detached(settings, launch.command, each.name, launch.options, run, again=True) or code
+    return code
+
+
+def _await_service(settings: Settings) -> None:
+    """Return when this user can get shares, or much later: the service may start after what starts this at boot."""
+    deadline = time.monotonic() + _SERVED_WITHIN_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(ServiceUnavailable):
+            if (socket := socket_of_service(settings)) is not None:
+                connect(socket).close()
+                return
+            if register_places(settings, reading=True).writable:
+                return
+        pause(1.0)
 
 
 class _DetachedRun:

@@ -28,7 +28,7 @@ from tranche.cli.runtime import (
 from tranche.core.allocation import NodeView
 from tranche.core.errors import AllocationUnknown, UsageError
 from tranche.core.quantity import format_memory
-from tranche.core.request import parse_request
+from tranche.core.request import Request, parse_request
 from tranche.core.state import NodeState
 from tranche.documents import describe
 from tranche.documents.explanation import (
@@ -46,6 +46,7 @@ from tranche.local.queue import as_asked
 from tranche.node.store import records
 from tranche.node.store.register import fair_order, process_owners, user_name
 from tranche.planning.decide.answers import GpuFit
+from tranche.planning.decide.fairness import FairOrder
 from tranche.planning.decide.obstacle import Obstacle
 from tranche.planning.explain.explanation import Explanation, explain
 
@@ -113,8 +114,9 @@ def command(
             asked, uid = waiter.request, waiter.uid
         with host.ledger.read() as db:
             order = fair_order(db, time.time())
-        if order is not None and not waiter_id:
-            queue = tuple(each for each in queue if order.level(each.uid) <= order.level(uid))
+        if not waiter_id:
+            place = _place(asked, uid, order)
+            queue = tuple(each for each in queue if _place(each.request, each.uid, order) <= place)
         waiters = as_asked(host.places, queue, time.time())
     foreign, now = adopt_foreign == "destroy", time.time()
     answer = explain(replace(view, asker=uid), asked, waiters, adopt_foreign_destroy=foreign, now=now)
@@ -133,6 +135,11 @@ def command(
         _print(answer, view, names, [*first, *(told_idle(each, view, names) for each in idle)])
     if answer.impossible is not None:
         sys.exit(answer.impossible.exit_code)
+
+
+def _place(request: Request, uid: int, order: FairOrder | None) -> tuple[object, ...]:
+    """Smaller for what is served first; equal for what is served in order of arrival."""
+    return request.preemptible, *(() if order is None else order.level(uid))
 
 
 def _pod_name(kind: str, name: str) -> str:

@@ -55,7 +55,8 @@ def command() -> None:
     """List, inspect and delete the jobs that tranche submit created.
 
     list, logs, wait and delete also work with your detached runs on this machine, from tranche run --detach. They use
-    the cluster if you have no detached run of that name, or if you add -n, -A or --kubeconfig.
+    the cluster if you have no detached run of that name, or if you add -n, -A or --kubeconfig. Only detached runs can
+    restart.
 
     \b
     $ tranche job list
@@ -415,6 +416,29 @@ def _reached(job: KubeJob, state: str) -> str:
     if state == "running" and job.status is JobStatus.RUNNING:
         return f"job {job} is running"
     return ""
+
+
+@command.command()
+@click.argument("names", metavar="[NAME...]", nargs=-1)
+@click.option("--lost", is_flag=True, help="Restart the lost runs: those that a reboot ended, or that were killed.")
+@click.pass_obj
+def restart(settings: Settings, /, names: tuple[str, ...], lost: bool) -> None:
+    """Start your detached runs on this machine again.
+
+    A run that has ended, or is lost, starts again with its command, request, folder and environment. Its output is
+    appended to the previous output. With --lost, the command waits up to two minutes for the service. To restart lost
+    runs after each reboot, add `@reboot tranche job restart --lost` to your crontab.
+
+    \b
+    $ tranche job restart exp7
+    $ tranche job restart --lost
+    """
+    if bool(names) is lost:
+        raise UsageError("give either names or --lost", hint="list your detached runs with: tranche job list")
+    from tranche.cli.detached import restart
+    from tranche.cli.run import run_command
+
+    sys.exit(restart(settings, names, run_command, lost=lost))
 
 
 @command.command()

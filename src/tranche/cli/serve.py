@@ -48,12 +48,14 @@ _NEEDED_LATER = (
     "tranche.hardware.nvml",
     "tranche.hardware.nvml_gauges",
     "tranche.local.idle",
+    "tranche.local.preemption",
     "tranche.local.reservation_watch",
     "tranche.local.share_spec",
     "tranche.node.fence",
     "tranche.node.limits.fence",
     "tranche.planning.decide.backfill",
     "tranche.planning.decide.fairness",
+    "tranche.planning.decide.preempt",
     "tranche.planning.decide.recording",
 )
 """What functions import only where a request needs it."""

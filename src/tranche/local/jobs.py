@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,8 @@ from tranche.documents.describe import timestamp
 
 MOST_ENDED = 100
 """How many ended runs of a user are kept; the next run removes older ones, with their output."""
-_STATE, _LOG, _LOCK = "state.json", "log", "lock"
+_STATE, _LAUNCH, _LOG, _LOCK = "state.json", "launch.json", "log", "lock"
+_OVER = ("ended", "lost")
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in the place of a file blocks nobody
 
 
@@ -51,6 +52,15 @@ class MachineJob(NamedTuple):
         return "running" if self.started else "waiting"
 
 
+class JobLaunch(NamedTuple):
+    """How a detached run was started: the command, the options of `tranche run`, the folder, and the environment."""
+
+    command: Sequence[str]
+    options: Mapping[str, Any]
+    folder: str
+    environment: Mapping[str, str]
+
+
 class JobStore:
     """The folder of a user's detached runs, as a descriptor: what another user may rename below it cannot lead elsewhere."""
 
@@ -70,23 +80,29 @@ class JobStore:
                 return MachineJob(**json.load(file), lives=lives)
         return None
 
-    def create(self, job: MachineJob) -> int:
-        """Write down a new run; returns its lock, which its process keeps. UsageError if there is one of that name."""
+    def create(self, job: MachineJob, launch: JobLaunch, *, again: bool = False) -> int:
+        """Write down a new run; returns its lock, which its process keeps. UsageError if there is one of that name.
+
+        A run that is over may start `again`; its output stays.
+        """
         fcntl.flock(self._folder, fcntl.LOCK_EX)
         try:
-            if (before := self.find(job.name)) is not None:
+            if (before := self.find(job.name)) is not None and not (again and before.status in _OVER):
                 raise UsageError(
                     f"you already have a detached run {job.name}, which is {before.status}",
                     hint=f"choose another --name, or delete the existing run: tranche job delete {job.name}",
                 )
-            over = [each.name for each in self.jobs() if each.status in ("ended", "lost")]
-            for each in (*over[: max(0, len(over) - MOST_ENDED + 1)], job.name):
+            over = [each.name for each in self.jobs() if each.status in _OVER and each.name != job.name]
+            for each in over[: max(0, len(over) - MOST_ENDED + 1)]:
                 self.remove(each)
-            with _reporting(self.path):
-                os.mkdir(job.name, 0o700, dir_fd=self._folder)
+            if before is None:
+                self.remove(job.name)
+                with _reporting(self.path):
+                    os.mkdir(job.name, 0o700, dir_fd=self._folder)
             with _reporting(self.path), self._inside(job.name) as folder:
-                lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=folder)
+                lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | _SAFE, 0o600, dir_fd=folder)
                 fcntl.flock(lock, fcntl.LOCK_EX)
+                self._replace(folder, _LAUNCH, launch._asdict())
             self.write(job)
             return lock
         finally:
@@ -97,10 +113,24 @@ class JobStore:
         state = job._asdict()
         del state["lives"]
         with _reporting(self.path), self._inside(job.name) as folder:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _SAFE
-            with open(os.open(f"{_STATE}.new", flags, 0o600, dir_fd=folder), "w") as file:
-                json.dump(state, file)
-            os.replace(f"{_STATE}.new", _STATE, src_dir_fd=folder, dst_dir_fd=folder)
+            self._replace(folder, _STATE, state)
+
+    def launch(self, name: str) -> JobLaunch:
+        """How the run of that name was started; UsageError if that cannot be read."""
+        try:
+            with self._inside(name) as folder, open(os.open(_LAUNCH, os.O_RDONLY | _SAFE, dir_fd=folder)) as file:
+                return JobLaunch(**json.load(file))
+        except (OSError, ValueError, TypeError) as error:
+            raise UsageError(
+                f"cannot read how {name} was started: {error}", hint="start it with: tranche run --detach"
+            ) from error
+
+    @staticmethod
+    def _replace(folder: int, name: str, content: Mapping[str, Any]) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _SAFE
+        with open(os.open(f"{name}.new", flags, 0o600, dir_fd=folder), "w") as file:
+            json.dump(content, file)
+        os.replace(f"{name}.new", name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def log(self, name: str, *, write: bool = False) -> int:
         """The output of a run, as a descriptor."""
