@@ -223,7 +223,7 @@ class Lab:
                 options = ["--time", "1h"]
             case 4:
                 options, also = ["--time", "1s"], {128 + signal.SIGTERM, 128 + signal.SIGKILL}
-            case 5:
+            case 5 | 6:
                 options, also = ["--preemptible"], {128 + signal.SIGTERM, 128 + signal.SIGKILL}
             case _:
                 pass

@@ -106,7 +106,7 @@ def test_whatever_is_killed_a_lab_shares_a_server(record_property: Callable[[str
             seen = ended()
         check_all_gone(lab)
         with closing(sqlite3.connect(lab.machine.ledger)) as db:
-            ((preempted,),) = db.execute("SELECT count(*) FROM events WHERE kind = 'SharePreempted'").fetchall()
+            ((preempted,),) = db.execute("SELECT count(*) FROM events WHERE kind = 'Preempted'").fetchall()
     record_property("figure", f"a lab, seed {SEED}: {lab.said()}; {preempted} preempted; {seen}")
 
 
