@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from tranche.cli.output import pause, print_json, print_table, say, show
+from tranche.cli.output import fail, pause, print_json, print_table, say, show
 from tranche.cli.runtime import Settings, open_host, register_places, socket_of_service
 from tranche.core.errors import (
     AllocationUnknown,
@@ -85,7 +85,7 @@ _SERVED_WITHIN_SECONDS = 120.0
 
 
 def restart(settings: Settings, names: Sequence[str], run: Callable[..., int], *, lost: bool) -> int:
-    """Start these runs again, or all that are lost; returns the first exit code that is not 0. UsageError for one that lives."""
+    """Start these runs again, or all that are lost; returns the first exit code that is not 0."""
     store = own_jobs()
     jobs = [] if store is None else store.jobs()
     found = [each for each in jobs if each.name in names or (lost and each.status == "lost")]
@@ -99,17 +99,24 @@ def restart(settings: Settings, names: Sequence[str], run: Callable[..., int], *
         return 0
     if lost:
         _await_service(settings)
-    code = 0
-    for each in found:
-        launch = store.launch(each.name)
+    codes = [_start_again(settings, store.launch, each.name, run) for each in found]
+    return next((code for code in codes if code), 0)
+
+
+def _start_again(settings: Settings, launch_of: Callable[[str], JobLaunch], name: str, run: Callable[..., int]) -> int:
+    """Start a run again; returns the exit code, that of an error after it was told."""
+    try:
+        launch = launch_of(name)
         try:
             os.chdir(launch.folder)
         except OSError as error:
-            raise UsageError(f"cannot start {each.name} in {launch.folder}: {error.strerror}") from error
+            raise UsageError(f"cannot start {name} in {launch.folder}: {error.strerror}") from error
         os.environ.clear()
         os.environ.update(launch.environment)
-        code = run_detached(settings, launch.command, each.name, launch.options, run, again=True) or code
-    return code
+        return run_detached(settings, launch.command, name, launch.options, run, again=True)
+    except TrancheError as error:
+        fail(error.message, error.hint)
+        return error.exit_code
 
 
 def _await_service(settings: Settings) -> None:

@@ -344,7 +344,7 @@ def preemption(settings: Settings, /, on: bool, off: bool) -> None:
     when another request needs their GPU, and starts them again later. They count neither for quotas nor in a fair
     queue. Time limits apply to them.
 
-    
+    \b
     $ tranche policy preemption --on
     """
     if on is off:

@@ -74,8 +74,9 @@ class TimeLimit:
         self._began = clock()
         self._grace_left = grace
         self._cleared = False
+        self._needed = False
         self.preempted = False
-        """Whether another request needs the share, so that the command is told to end."""
+        """Whether the command was told to end because another request needs its share, and had not ended by itself."""
 
     @property
     def over(self) -> bool:
@@ -94,7 +95,7 @@ class TimeLimit:
                 return
             # Asked once for each turn: a time that passed between two questions would go without its warning.
             left = self._left()
-            if self.preempted:
+            if self._needed:
                 self._end(poll)
                 return
             if left > until:
@@ -123,19 +124,20 @@ class TimeLimit:
             found = self._host.allocation(self._allocation.id)
             if found is not None and found.request.time_limit is not None:
                 # Nobody shortens a time limit but for a request that needs the share.
-                self.preempted |= found.request.preemptible and found.request.time_limit < self._seconds
+                self._needed |= found.request.preemptible and found.request.time_limit < self._seconds
                 self._seconds = found.request.time_limit
         return self._began + self._seconds - self._clock()
 
     def _end(self, stop: select.poll) -> None:
         """End the command, which may not have started yet, and go on until nothing of it is left."""
         why = "its time limit had passed", f"the time limit of {format_duration(int(self._seconds))} has passed"
-        if self.preempted:
+        if self._needed:
             why = "another request needed its GPU", "another request needs this GPU"
         if not self._begin_to_end(*why):
             return
         while True:
             if pids := self._command_and_its_processes():
+                self.preempted = self._needed
                 self._cleared = self._end_processes(pids)
                 if not self._cleared or self._allocation.command == HELD:
                     return  # what the shell of a hold starts later is no program of the share
