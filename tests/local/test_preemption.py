@@ -79,6 +79,7 @@ def test_a_request_that_does_not_wait_ends_nothing(a100: TestMachine) -> None:
     run = a100.start("run", *HUMBLE, "--", *until_third(a100.folder))
     wait_until(lambda: bool(starts(a100.folder)), run)
     a100.tranche("run", "--no-wait", *WHOLE, "--", "true", code=NoRoom.exit_code)
+    a100.tranche("run", "--timeout", "2", *WHOLE, "--", "true", code=WaitTimeout.exit_code)
     a100.tranche("run", "--timeout", "2", *HUMBLE, "--", "true", code=WaitTimeout.exit_code)
     assert "Preempted" not in events(a100)
     assert len(starts(a100.folder)) == 1

@@ -54,6 +54,7 @@ from tranche.node.store.register import process_owners
 from tranche.planning.decide.allocate import Decision, Granted, Waiting
 from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.decide.queue import WaitingRequest, may_start, startable
+from tranche.planning.decide.time_limits import GRACE_SECONDS
 from tranche.planning.steps import Step
 
 # A program outside Tranche may cause these by using or cutting the GPU after the decision: worth another look at the same GPU.
@@ -314,7 +315,9 @@ class Queue:
             others = patience.with_others(self._monotonic() - begun)
             try:
                 self._await_continued(pid, bell, refuse_over)
-                outcome, allocations = self._reserve(request, ticket, failed, refuse_over, others, wait=patience.wait)
+                # A command would end in vain for a request that gives up first.
+                stays = patience.wait and (deadline is None or deadline - self._monotonic() >= GRACE_SECONDS)
+                outcome, allocations = self._reserve(request, ticket, failed, refuse_over, others, stays=stays)
                 if isinstance(outcome, ReservedShare):
                     held = self._host.fulfil(outcome, progress=noting, seconds=others)
                     # A finished plan may have opened a GPU to others: MIG mode is on now, or instances can be reused.
@@ -371,16 +374,16 @@ class Queue:
         refuse_over: Callable[[], None],
         seconds: float | None,
         *,
-        wait: bool,
+        stays: bool,
     ) -> tuple[ReservedShare | Waiting, Sequence[Allocation]]:
         """Decide and reserve under the decision lock; others may start once the lock is free. Also the allocations seen.
 
-        A request that will `wait` may end preemptible commands.
+        A request that `stays` long enough may end preemptible commands.
         """
         with self._host.deciding(seconds) as (view, queue):
             decision = self._decide(request, place.id, failed, view, queue)
             if isinstance(decision, Waiting):
-                if wait and any(each.request.preemptible for each in view.allocations):
+                if stays and any(each.request.preemptible for each in view.allocations):
                     from tranche.local.preemption import preempt  # few machines allow preemptible commands
 
                     now = self._clock()
