@@ -21,6 +21,7 @@ import pytest
 
 from tests.last_look import last_look
 from tests.support import in_process
+from tranche.hardware.process_stat import process_environment, process_ids
 from tranche.node.store.register import user_name
 from tranche_simulator.build import cache_directory, ensure_built
 from tranche_simulator.machine import SimulatedMachine
@@ -94,9 +95,10 @@ class TestMachine:
 
     def _open_in_this_process(self) -> bool:
         """Whether the test has a file of this machine open."""
+        mine = f"{self.folder.resolve()}/"
         for descriptor in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # one of them is that of the listing
-                if os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{self.folder.resolve()}/"):
+                if os.readlink(f"/proc/self/fd/{descriptor}").startswith(mine):
                     return True
         return False
 
@@ -204,12 +206,14 @@ class TestMachine:
 def _kill_all_of(state: Path) -> None:
     """Kill every process of this user that was started on the machine with that state file."""
     mine = f"TRANCHE_SIM_STATE={state}".encode()
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+    for pid in process_ids():
         # A process may end meanwhile, or be somebody else's.
         with contextlib.suppress(OSError):
+            if pid == os.getpid() or mine not in process_environment(pid):
+                continue
             process = os.pidfd_open(pid)
             try:
-                if pid != os.getpid() and mine in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if mine in process_environment(pid):  # another one may have its pid by now
                     signal.pidfd_send_signal(process, signal.SIGKILL)
             finally:
                 os.close(process)

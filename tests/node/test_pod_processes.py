@@ -10,6 +10,7 @@ from tranche.core.allocation import Grant, Slice, WholeGpu
 from tranche.core.grid import Placement
 from tranche.core.keeper import PodKeeper
 from tranche.core.profile import parse_profile
+from tranche.hardware.process_stat import process_file
 from tranche.node.processes.pod_processes import devices_of_pods, devices_told, pods_with_processes
 
 UID, OTHER = "958d53a2-4189-4279-8fe3-8bd25234530a", "958d53a2-4189-4279-8fe3-8bd25234530b"
@@ -78,14 +79,13 @@ def test_what_the_processes_of_a_pod_name_is_known_only_when_all_can_be_looked_i
     told = {7: b"TRANCHE_DEVICE_MIG_0=MIG-0\0A=b\0", 8: b"NVIDIA_VISIBLE_DEVICES=MIG-1,GPU-1\0"}
     for pid, uid in pods.items():
         process(tmp_path, pid, f"0::/kubepods/pod{uid}/a\n", environment=told.get(pid, b"A=b\0"))
-    read = Path.read_bytes
 
-    def refuse(path: Path) -> bytes:
-        if path.parent.name == "10":
+    def refuse(pid: int, name: str, proc: Path) -> bytes:
+        if pid == 10 and name == "environ":
             raise PermissionError
-        return read(path)
+        return process_file(pid, name, proc)
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr("tranche.hardware.process_stat.process_file", refuse)
     found = devices_told([UID, OTHER], tmp_path)
     assert found.keys() == {UID, OTHER}
     assert {"MIG-0", "MIG-1", "GPU-1"}.issubset(found[UID] or ())

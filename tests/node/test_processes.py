@@ -90,6 +90,18 @@ def test_a_process_is_found_by_the_name_of_its_share() -> None:
     assert find_traces(ALLOCATION, uid=os.getuid(), since=0).inherited == ()
 
 
+def test_a_process_may_have_any_name(tmp_path: Path) -> None:
+    program = tmp_path / os.fsdecode(b") \xff (")
+    program.symlink_to("/bin/sleep")
+    with subprocess.Popen([program, "600"]) as running:
+        try:
+            found = process_at(running.pid)
+        finally:
+            running.kill()
+    assert found is not None
+    assert (found.parent, found.uid) == (os.getpid(), os.getuid())
+
+
 @needs_root
 def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone() -> None:
     def become_nobody() -> None:

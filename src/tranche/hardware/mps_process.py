@@ -27,7 +27,7 @@ from typing import Final
 from tranche.core.errors import MpsFailed, MpsPathTooLong
 from tranche.hardware.control_groups import move_out, remove_daemon_group
 from tranche.hardware.mps_control import PIPES, PROGRAM, SERVER_PROGRAM, MpsControlClient, find_program
-from tranche.hardware.process_stat import PROC, process_environment, process_ids, process_stat
+from tranche.hardware.process_stat import PROC, process_environment, process_file, process_ids, process_stat
 
 _JOIN: Final = """
 import ctypes, os
@@ -286,8 +286,8 @@ class MpsProcess:
 
     def _is_ours(self, pid: int, program: str = PROGRAM, option: str = "") -> bool:
         try:
-            name, *options = _command_line(pid)
-            if Path(name).name != program or (option and option not in options):
+            path, *options = _command_line(pid)
+            if os.path.basename(path) != program or (option and option not in options):
                 return False
             return os.fsencode(f"{PIPES}={self.pipes}") in process_environment(pid)
         except OSError:
@@ -303,10 +303,11 @@ def served_folders(root: Path, uid: int) -> Mapping[str, str]:
     for pid in process_ids():
         # A process may end meanwhile, or belong to another user.
         with suppress(OSError):
-            if os.stat(PROC / str(pid)).st_uid not in (0, uid):
+            if os.stat(f"{PROC}/{pid}").st_uid not in (0, uid):
                 continue
-            name, *options = _command_line(pid)
-            if Path(name).name != SERVER_PROGRAM and (Path(name).name != PROGRAM or _AS_DAEMON not in options):
+            path, *options = _command_line(pid)
+            name = os.path.basename(path)
+            if name != SERVER_PROGRAM and (name != PROGRAM or _AS_DAEMON not in options):
                 continue
             pairs = (os.fsdecode(each).partition("=") for each in process_environment(pid))
             environment = {variable: value for variable, _, value in pairs}
@@ -322,7 +323,7 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _command_line(pid: int) -> list[str]:
-    return os.fsdecode((PROC / str(pid) / "cmdline").read_bytes()).split("\0")
+    return os.fsdecode(process_file(pid, "cmdline")).split("\0")
 
 
 def _process(pid: int) -> DaemonProcess | None:

@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from tranche.core.keeper import ProcessKeeper
-from tranche.hardware.process_stat import PROC, process_environment, process_ids, process_stat
+from tranche.hardware.process_stat import PROC, process_environment, process_file, process_ids, process_stat
 from tranche.node.state.session import pid_namespace
 
 MARK = "TRANCHE_ALLOCATION"
@@ -78,7 +78,7 @@ def process_at(pid: int, proc: Path = PROC) -> Process | None:
     if stat is None or not stat.lives:
         return None
     try:
-        status = (proc / str(pid) / "status").read_text()
+        status = os.fsdecode(process_file(pid, "status", proc))
     except OSError:
         return None
     uid = next(line.split()[1] for line in status.splitlines() if line.startswith("Uid:"))

@@ -160,11 +160,12 @@ def _given(uuid: str, device: Grant, environment: Mapping[str, str]) -> Grant:
 
 
 def _environments() -> Iterator[tuple[Process, Mapping[str, str]]]:
+    mark = f"{MARK}=".encode()
     for pid in process_ids():
         # A process may end meanwhile, or belong to another user.
         with suppress(OSError):
             pairs = process_environment(pid)
-            marked = any(pair.startswith(f"{MARK}=".encode()) for pair in pairs)
+            marked = any(pair.startswith(mark) for pair in pairs)
             if marked and (process := process_at(pid)) is not None:
                 decoded = (os.fsdecode(pair).partition("=") for pair in pairs)
                 yield process, {name: value for name, _, value in decoded}
