@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
-from http.client import HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from cluster.claims import NODES, add_paper_node
@@ -16,6 +12,8 @@ from cluster.cluster import Cluster
 from cluster.waiting import wait_for
 from cluster.workloads import pod
 from release.chart import render
+
+from tests.cluster.bearer import Bearer
 
 pytestmark = pytest.mark.cluster
 
@@ -25,28 +23,8 @@ LAYOUT = "nvidia.com/mig.config"
 
 
 @dataclass(frozen=True)
-class Thief:
+class Thief(Bearer):
     """Whoever has got hold of the token of the page's account."""
-
-    cluster: Cluster
-    token: str
-
-    def tries(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
-        """ "done", or the refusal."""
-        api = self.cluster.api
-        address = urlsplit(api.server)
-        assert address.hostname is not None
-        context = ssl.create_default_context(cafile=str(api.pki.authority))
-        connection = HTTPSConnection(address.hostname, address.port, timeout=20, context=context)
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        try:
-            said = None if body is None else json.dumps(body)
-            connection.request(method, path, said, {"Authorization": f"Bearer {self.token}", "Content-Type": kind})
-            answer = connection.getresponse()
-            content = json.loads(answer.read())
-            return "done" if answer.status < 300 else f"{answer.status} {content['message']}"
-        finally:
-            connection.close()
 
     def patches(self, patch: dict[str, Any], more: str = "") -> str:
         """What becomes of a merge patch of the node; `more` follows in its address."""
@@ -77,7 +55,7 @@ def thief(cluster: Cluster, namespace: str) -> Iterator[Thief]:
         add_paper_node(cluster.api, NODE, {"example.com/rack": "1"})
         asked = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         token = cluster.api.request("POST", asked, {"spec": {"expirationSeconds": 3600}})["status"]["token"]
-        somebody = Thief(cluster, str(token))
+        somebody = Thief(cluster.api, str(token))
         probe = {"metadata": {"labels": {"example.com/probe": None}}}
         wait_for("the account may patch", lambda: somebody.patches(probe) == "done")
         stray = {"metadata": {"annotations": {"example.com/probe": "1"}}}
