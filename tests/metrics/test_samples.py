@@ -12,6 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.metrics.strategies import NOW, node_facts
 from tests.strategies import gpu_on, instance_of, uncuttable_gpu, view_of
+from tests.support.length import cases
 from tranche.core.allocation import Allocation, ComputeSlice, FractionalShare, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key
 from tranche.core.grid import Placement
@@ -27,7 +28,7 @@ from tranche.metrics.exposition import exposed
 from tranche.metrics.facts import NodeFacts
 from tranche.metrics.samples import MetricNameSet, named_samples, node_samples
 
-few = settings(max_examples=25)  # nodes are large: 25 have thousands of samples
+few = settings(max_examples=cases(25))  # nodes are large: 25 have thousands of samples
 
 
 def of(samples: tuple[MetricSample, ...], family: MetricFamily) -> list[MetricSample]:

@@ -10,6 +10,7 @@ from bench.machine import GEOMETRY, SHAPES, ProductPath, Spot
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.length import LONG
 from tranche.core.request import MigSlice, Request
 from tranche.planning.decide.allocate import Granted, decide
 
@@ -61,7 +62,7 @@ def test_the_product_chooses_what_a_decision_on_the_whole_machine_chooses(seed: 
 )
 def test_the_default_accepts_more_than_first_fit_and_best_fit(mix: str) -> None:
     """The same arrivals for all, at 95 % load: a fixed sample path, so the result is the same on every machine."""
-    path = arrivals(MIXES[mix], fullest(MIXES[mix]) * GPUS * 0.95, 6000, seed=1)
+    path = arrivals(MIXES[mix], fullest(MIXES[mix]) * GPUS * 0.95, 6000 if LONG else 2000, seed=1)
     default = accepted(ProductPath(GPUS), path)
     first = accepted(ByIndex(GPUS, tightest=False), path)
     best = accepted(ByIndex(GPUS, tightest=True), path)
