@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -87,6 +88,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for (needed, reason), files in _not_run(terminalreporter.stats.get("skipped", [])).items():
         counts = ", ".join(f"{count} of {file}" for file, count in files.items())
         terminalreporter.write_line(f"not run, for want of {needed} ({reason}): {counts}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without looking for garbage, and never look at what was collected again.
+
+    It lives as long as the process. Each search would go through half a million objects, and copy their memory in a fork.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -60,11 +60,14 @@ FILES = module_files()
 
 def imports_of(tree: ast.Module) -> Iterator[Import]:
     """What is imported when the module runs, inside functions too."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.If, ast.Import, ast.ImportFrom))]
     for_types = (
-        node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        node
+        for node in nodes
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
     )
     skipped = {id(inner) for node in for_types for inner in ast.walk(node)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):

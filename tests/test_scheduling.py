@@ -1,6 +1,6 @@
 """Of several processes two have clusters; nobody makes one while the machine is compared with itself; everything is run once.
 
-Tests that share what is dear, a browser, packages or a kind of node, are given to one process.
+Tests that share what is dear, a browser, an image, packages or a kind of node, are given to one process.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tests.support.scheduling import TwoProcessesWithClusters
 
 ALONE = ("tests/cluster/test_guides.py", "tests/cluster/test_traces.py")
 BROWSER = "tests/dashboard/test_browser.py"
+IMAGE = "tests/release/test_image.py"
 PACKAGES = ("tests/release/test_archive.py", "tests/release/test_packages.py")
 ON_A_P5 = ("tests/cluster/test_feature_labels.py", "tests/cluster/test_metrics.py")
 
@@ -49,7 +50,7 @@ def nodeids(files: dict[str, int]) -> list[str]:
 def collections(draw: st.DrawFn) -> list[str]:
     alone = {file: draw(st.integers(0, 4)) for file in ALONE}
     clusters = {f"tests/cluster/test_{number}.py": draw(st.integers(1, 4)) for number in range(draw(st.integers(0, 8)))}
-    others = {file: draw(st.integers(0, 4)) for file in (BROWSER, *ON_A_P5, *PACKAGES)}
+    others = {file: draw(st.integers(0, 4)) for file in (BROWSER, IMAGE, *ON_A_P5, *PACKAGES)}
     return nodeids({"tests/a/test_a.py": draw(st.integers(0, 20)), **clusters, **alone, **others})
 
 
@@ -75,8 +76,7 @@ def test_everything_runs_once_and_nobody_makes_a_cluster_beside_who_wants_none(
             workers.setdefault(tests[number].partition("::")[0], set()).add(index)
     of_clusters = {file: found for file, found in workers.items() if file.startswith("tests/cluster/")}
     assert all(len(found) == 1 for found in of_clusters.values())
-    assert len(workers.get(BROWSER, set())) <= 1
-    for files in (ON_A_P5, PACKAGES):
+    for files in ((BROWSER,), (IMAGE,), ON_A_P5, PACKAGES):
         assert len(set().union(*(workers.get(file, set()) for file in files))) <= 1
     assert len(set().union(*of_clusters.values())) <= 2
 

@@ -12,6 +12,8 @@ _CLUSTER_TESTS = "tests/cluster/"
 _WITHOUT_OTHERS = ("tests/cluster/test_traces.py", "tests/cluster/test_guides.py")
 # What needs a node that nothing else needs: one cluster has it, and the other does without.
 _ON_ONE_NODE = {"tests/cluster/test_metrics.py": "tests/cluster/test_feature_labels.py"}
+# The tests of each share what takes seconds to make: all files of the image, or all modules as syntax trees.
+_SHARING = ("tests/release/test_image.py", "tests/test_glossary.py", "tests/test_purity.py", "tests/test_run_path.py")
 # These share a browser, which takes longer to start than most of them take, or the distribution's packages.
 _BROWSER = "browser"
 _PACKAGES = ("tests/release/test_packages.py", "tests/release/test_archive.py")
@@ -24,8 +26,8 @@ _CLUSTERS = 2
 class TwoProcessesWithClusters(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
     """Hands out the tests of clusters by file and first, to processes that have a cluster.
 
-    Those of a browser and of the machine's control groups go by file, too, those of the packages together, and all others by
-    function, with all its parameters.
+    Those of a browser, of the machine's control groups and of what a file's tests share go by file, too, those of the packages
+    together, and all others by function, with all its parameters.
     Where the programs of a cluster are still being built, one process waits for them and the others have work.
     """
 
@@ -56,7 +58,8 @@ class TwoProcessesWithClusters(LoadScopeScheduling):  # type: ignore[misc]  # py
             return _ON_ONE_NODE.get(file, file)
         if file in _PACKAGES:
             return _PACKAGES[0]
-        return file if _BROWSER in file.rpartition("/")[2] or file == _MACHINES_GROUPS else nodeid.partition("[")[0]
+        by_file = file in (_MACHINES_GROUPS, *_SHARING) or _BROWSER in file.rpartition("/")[2]
+        return file if by_file else nodeid.partition("[")[0]
 
     def _reschedule(self, node: WorkerController) -> None:
         # One that replaces another has not collected yet.
