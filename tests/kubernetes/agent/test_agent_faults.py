@@ -63,6 +63,7 @@ class NodeLife:
         self.pods: dict[str, RunningPod] = {}
         self.agent: asyncio.subprocess.Process | None = None
         self.said: list[str] = []
+        self.memory: dict[str, int] = {}
         self._count = 0
 
     async def start_agent(self) -> None:
@@ -214,16 +215,15 @@ class NodeLife:
         for holder in known:
             for grant in holder["grants"]:
                 given[grant["gpuUUID"]] = given.get(grant["gpuUUID"], 0) + grant["memoryBytes"]
-        gpus = {gpu["uuid"]: gpu["memoryBytes"] for gpu in (await self._json("gpus"))["gpus"]}
-        assert all(amount <= gpus[uuid] for uuid, amount in given.items()), (given, self.said)
+        if not self.memory:  # what a GPU has stays the same
+            found = await asyncio.to_thread(self.machine.json, "gpus")
+            self.memory = {gpu["uuid"]: gpu["memoryBytes"] for gpu in found["gpus"]}
+        assert all(amount <= self.memory[uuid] for uuid, amount in given.items()), (given, self.said)
         marked = {
             holder["keeper"]["name"] for holder in known if _unlimited(holder) and holder["keeper"]["kind"] == "pod"
         }
         for pod in self.pods.values():
             assert used.get(pod.program.pid, 0) <= pod.limit or pod.name in marked, (pod, self.said)
-
-    async def _json(self, *arguments: str) -> dict[str, Any]:
-        return await asyncio.to_thread(self.machine.json, *arguments)
 
     async def end(self) -> None:
         """All go, also those who were never admitted, and nothing is left."""
