@@ -8,6 +8,7 @@ import subprocess
 import uuid
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from tests.machines import needs_root
 from tests.node.processes import Child, in_child
 from tests.support.in_process import NOBODY
 from tranche.core.keeper import KeeperStatus, ProcessKeeper
+from tranche.hardware.nvml_instances import process_name
 from tranche.node.processes.keeping import RemainingProcesses
 from tranche.node.processes.processes import (
     MARK,
@@ -22,6 +24,7 @@ from tranche.node.processes.processes import (
     Process,
     digest_of,
     find_traces,
+    heeds_sigterm,
     may_have_inherited,
     process_at,
 )
@@ -90,12 +93,15 @@ def test_a_process_is_found_by_the_name_of_its_share() -> None:
     assert find_traces(ALLOCATION, uid=os.getuid(), since=0).inherited == ()
 
 
-def test_a_process_may_have_any_name(tmp_path: Path) -> None:
-    program = tmp_path / os.fsdecode(b") \xff (")
+@pytest.mark.parametrize("name", [b") \xff (", b"\x1cUid:\t7", b"\x85Uid: 7", b"\x1cSigCgt:\t4000"])
+def test_a_process_may_have_any_name(tmp_path: Path, name: bytes) -> None:
+    program = tmp_path / os.fsdecode(name)
     program.symlink_to("/bin/sleep")
     with subprocess.Popen([program, "600"]) as running:
         try:
             found = process_at(running.pid)
+            assert not heeds_sigterm(running.pid)
+            assert process_name(running.pid)
         finally:
             running.kill()
     assert found is not None

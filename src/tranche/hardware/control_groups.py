@@ -39,7 +39,7 @@ class _Mount(NamedTuple):
 
 def _mounts(proc: Path) -> Iterator[_Mount]:
     """The mounted hierarchies; OSError if they cannot be seen."""
-    for line in (proc / "mountinfo").read_text().splitlines():
+    for line in os.fsdecode((proc / "mountinfo").read_bytes()).split("\n"):
         before, _, after = line.partition(" - ")
         fields, words = before.split(), after.split()
         if words[:1] in (["cgroup"], ["cgroup2"]):
@@ -49,7 +49,8 @@ def _mounts(proc: Path) -> Iterator[_Mount]:
 
 def _groups(proc: Path) -> list[tuple[str, str]]:
     """The process's group in each hierarchy, by the hierarchy's controllers ("" for version 2); OSError if unreadable."""
-    found = (line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines())
+    lines = os.fsdecode((proc / "cgroup").read_bytes()).rstrip("\n").split("\n")
+    found = (line.split(":", 2) for line in lines if line)
     return [(controllers, path) for _, controllers, path in found]
 
 

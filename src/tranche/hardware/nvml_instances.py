@@ -18,6 +18,7 @@ from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.quantity import GIB, MIB
 from tranche.core.state import ComputeInstance, GpuInstance, GpuProcess
+from tranche.hardware.process_stat import process_file
 
 # NVML_GPU_INSTANCE_PROFILE_*: the attribute that each variant carries (nvml.h).
 _ADDED = {7: "me", 8: "me", 10: "gfx", 11: "gfx", 12: "gfx", 15: "me.all", 16: "me.all", 17: "gfx"}
@@ -183,7 +184,7 @@ def process_name(pid: int) -> str:
     except pynvml.NVMLError:
         pass
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return process_file(pid, "comm").decode(errors="replace").strip()
     except OSError:
         return ""
 

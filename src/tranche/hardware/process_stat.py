@@ -56,7 +56,7 @@ def process_environment(pid: int, proc: Path = PROC) -> list[bytes]:
 
 def process_group(pid: int, proc: Path = PROC) -> str:
     """The control group of version 2 of that process, from the top, "" without one; OSError if it has ended."""
-    groups = process_groups(pid, proc).splitlines()
+    groups = process_groups(pid, proc).split("\n")
     return next((line[3:].strip("/") for line in groups if line.startswith("0::")), "")
 
 

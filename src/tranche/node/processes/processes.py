@@ -81,7 +81,8 @@ def process_at(pid: int, proc: Path = PROC) -> Process | None:
         status = os.fsdecode(process_file(pid, "status", proc))
     except OSError:
         return None
-    uid = next(line.split()[1] for line in status.splitlines() if line.startswith("Uid:"))
+    # Not splitlines: the name, which a process gives itself, may hold what else ends a line there.
+    uid = next(line.split()[1] for line in status.split("\n") if line.startswith("Uid:"))
     return Process(pid, stat.parent, int(uid), stat.started)
 
 
@@ -107,7 +108,7 @@ def sudo_above(pid: int) -> tuple[int, ...]:
 
 def _name(pid: int) -> str:
     try:
-        return (PROC / str(pid) / "comm").read_text().rstrip("\n")
+        return os.fsdecode(process_file(pid, "comm")).rstrip("\n")
     except OSError:
         return ""
 
@@ -115,7 +116,7 @@ def _name(pid: int) -> str:
 def heeds_sigterm(pid: int) -> bool:
     """Whether the process has a handler for SIGTERM, to end in its own way."""
     try:
-        lines = (PROC / str(pid) / "status").read_text().splitlines()
+        lines = os.fsdecode(process_file(pid, "status")).split("\n")
         caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
     except (OSError, StopIteration):
         return False
