@@ -31,7 +31,7 @@ from tranche.core.errors import (
 from tranche.local.jobs import MOST_ENDED, JobLaunch, MachineJob, open_jobs
 from tranche.node.processes.processes import process_at
 
-NO_LAUNCH = JobLaunch((), {}, "/", {})
+NO_LAUNCH = JobLaunch(("true",), {}, "/", {}, {})
 ROOT = pytest.mark.parametrize("opened", ["root"], indirect=True)
 
 
@@ -79,6 +79,9 @@ class Detaching:
     def job(self) -> dict[str, Any]:
         (found,) = self.jobs()
         return found
+
+    def job_named(self, name: str) -> dict[str, Any]:
+        return next(each for each in self.jobs() if each["name"] == name)
 
     @property
     def status(self) -> str:
@@ -239,6 +242,47 @@ def test_only_a_run_that_is_over_starts_again(detaching: Detaching) -> None:
     code, said = detaching.tranche("job restart exp7")
     assert (code, "cannot read how exp7 was started" in said) == (UsageError.exit_code, True), said
     assert detaching.status == "lost"
+
+
+def test_a_run_that_cannot_start_again_stays_as_it_was_and_the_others_start(detaching: Detaching) -> None:
+    """And each runs once, on the machine that it was started on."""
+    folder = detaching.home / "folder"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    for name in ("a", "b", "c"):
+        detaching.session.do(f"cd '{folder if name == 'a' else '/'}'")
+        detaching.detach(f"echo $$ >> {detaching.home}/{name}; exit 3", name=name)
+        assert detaching.tranche(f"job wait {name}")[0] == 3
+    folder.rmdir()
+    code, said = detaching.tranche("job restart a b c")
+    assert (code, "cannot start a in " in said) == (UsageError.exit_code, True), said
+    for name in ("b", "c"):
+        assert detaching.tranche(f"job wait {name}")[0] == 3
+        assert len((detaching.home / name).read_text().split()) == 2
+        assert "error" not in detaching.tranche(f"job logs {name}")[1]
+    assert {each["name"]: each["exitCode"] for each in detaching.jobs()} == {"a": 3, "b": 3, "c": 3}
+    state = detaching.home / "tranche/jobs" / os.uname().nodename / "a/launch.json"
+    launch = json.loads(state.read_text())
+    wrong: list[dict[str, Any]] = [
+        {"options": {"zz": 1}},
+        {"options": 5},
+        {"folder": 7},
+        {"command": []},
+        {"environment": {"A": 1}},
+    ]
+    for change in wrong:
+        state.write_text(json.dumps({**launch, **change}))
+        assert detaching.tranche("job restart a")[0] == UsageError.exit_code
+    assert detaching.job_named("a")["exitCode"] == 3
+
+
+def test_a_run_with_processes_left_does_not_start_again(detaching: Detaching) -> None:
+    detaching.detach("sleep 600 & exit 3")
+    assert detaching.tranche("job wait exp7")[0] == 3
+    code, said = detaching.tranche("job restart exp7")
+    assert (code, "processes that it started still run" in said) == (UsageError.exit_code, True), said
+    detaching.detach("true", name="other")
+    os.kill(detaching.machine.one_running()["pid"], signal.SIGKILL)
 
 
 @pytest.mark.parametrize("opened", ["user"], indirect=True)

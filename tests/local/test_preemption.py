@@ -18,7 +18,7 @@ from tests.local.test_detached import Detaching
 from tests.local.test_service import OTHER, SharedMachine, shared
 from tests.machines import TestMachine, machine_in, needs_root, wait_until
 from tests.support.in_process import NOBODY
-from tranche.core.errors import NoRoom, PermissionDenied, WaitTimeout
+from tranche.core.errors import NoRoom, PermissionDenied, UsageError, WaitTimeout
 from tranche.core.usage import recent_use
 from tranche.node.processes.processes import process_at
 from tranche.node.store import records
@@ -76,6 +76,7 @@ def test_it_ends_for_others_and_starts_again_until_it_ends_by_itself(a100: TestM
 
 
 def test_a_request_that_does_not_wait_ends_nothing(a100: TestMachine) -> None:
+    a100.tranche("run", "--no-wait", *HUMBLE, "--", "true", code=UsageError.exit_code)
     run = a100.start("run", *HUMBLE, "--", *until_third(a100.folder))
     wait_until(lambda: bool(starts(a100.folder)), run)
     a100.tranche("run", "--no-wait", *WHOLE, "--", "true", code=NoRoom.exit_code)
@@ -132,6 +133,38 @@ def test_those_that_are_not_preemptible_go_first(a100: TestMachine) -> None:
     holder.terminate()
     assert [each.wait(60) for each in (other, humble)] == [0, 0]
     assert (a100.folder / "order").read_text().split() == ["other", "humble"]
+
+
+def test_nothing_ends_in_vain_beside_a_program_without_a_share(tmp_path: Path) -> None:
+    with machine_in(tmp_path, "A100-40GB", "A100-40GB") as machine:
+        machine.tranche("policy", "preemption", "--on")
+        folders = [machine.folder / name for name in ("older", "younger")]
+        for folder in folders:
+            folder.mkdir()
+            run = machine.start("run", *HUMBLE, "--", *until_third(folder))
+            wait_until(partial(started, folder, 1), run)
+        share = next(each for each in machine.running() if each["pid"] == starts(folders[1])[0])
+        with machine.machine.attached(share["grants"][0]["gpuUUID"]):
+            assert machine.tranche("run", *WHOLE, "--", "echo", "served").stdout == "served\n"
+        wait_until(partial(started, folders[0], 2))
+        assert len(starts(folders[1])) == 1
+
+
+def test_a_request_behind_another_preempts_too(tmp_path: Path) -> None:
+    """One that waits for other GPUs is ahead of it, and what it needs comes free only later."""
+    with machine_in(tmp_path, "A100-40GB", "H100-80GB-SXM", "H100-80GB-SXM") as machine:
+        machine.tranche("policy", "preemption", "--on")
+        h100 = (*WHOLE, "--gpu-model", "H100")
+        machine.start("run", *WHOLE, "--gpu-model", "A100", "--", "sleep", "600")
+        machine.start("run", *h100, "--preemptible", "--", *until_third(machine.folder))
+        other = machine.start("run", *h100, "--", "sleep", "600")
+        wait_until(lambda: len(machine.running()) == 3, other)
+        machine.start("run", *WHOLE, "--gpu-model", "A100", "--", "true")
+        wait_until(lambda: len(machine.json("ps")["waiters"]) == 1)
+        both = machine.start("run", "--gpus", "2", "--gpu-model", "H100", "--", "true")
+        wait_until(lambda: len(machine.json("ps")["waiters"]) == 2, both)
+        other.terminate()
+        assert both.wait(60) == 0
 
 
 def test_without_the_administrators_word_no_command_is_preemptible(a100: TestMachine) -> None:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -47,19 +48,20 @@ def run_detached(
     options: Mapping[str, Any],
     run: Callable[..., int],
     *,
-    again: bool = False,
+    again: tuple[JobStore, MachineJob] | None = None,
 ) -> int:
     """Run the command in a process of its own that survives a logout; returns when its request waits, has a share, or failed.
 
-    `run` is what `tranche run` does with these options. A run that is over can start `again`.
+    `run` is what `tranche run` does with these options. A run that is over can start `again`; it stays as it was if that fails.
     """
     request = parse_request(**{each: value for each, value in options.items() if each not in _NOT_OF_THE_REQUEST})
     name = name_from(command_line, secrets.token_hex(2)) if name is None else checked_name(name)
     inherited = open_files()
-    store = open_jobs(os.environ, create=True)
+    store = open_jobs(os.environ, create=True) if again is None else again[0].reopened()
     assert store is not None
     job = MachineJob(name, str(request), command_text(command_line), 0, time.time())
-    lock = store.create(job, JobLaunch(command_line, options, os.getcwd(), dict(os.environ)), again=again)
+    launch_data = JobLaunch(command_line, options, _folder(), dict(os.environ), asdict(settings))
+    lock = store.create(job, launch_data, again=again is not None)
     told, telling = os.pipe()
     runner = os.fork()
     if runner == 0:
@@ -71,8 +73,10 @@ def run_detached(
     if not os.read(told, 1):
         _, status = os.waitpid(runner, 0)
         code = os.waitstatus_to_exitcode(status)
-        if not again:
+        if again is None:
             store.remove(name)
+        else:
+            store.write(again[1])
         return code if code >= 0 else 128 - code
     show(name)
     if not options["quiet"]:
@@ -99,21 +103,37 @@ def restart(settings: Settings, names: Sequence[str], run: Callable[..., int], *
         return 0
     if lost:
         _await_service(settings)
-    codes = [_start_again(settings, store.launch, each.name, run) for each in found]
-    return next((code for code in codes if code), 0)
+    first, caller = 0, os.getpid()
+    for each in found:
+        code = _start_again(store, each, run)
+        if os.getpid() != caller:
+            return code  # this is the run, which has ended
+        first = first or code
+    return first
 
 
-def _start_again(settings: Settings, launch_of: Callable[[str], JobLaunch], name: str, run: Callable[..., int]) -> int:
+def _folder() -> str:
+    """The current folder; "" if it was removed."""
+    with suppress(OSError):
+        return os.getcwd()
+    return ""
+
+
+def _start_again(store: JobStore, job: MachineJob, run: Callable[..., int]) -> int:
     """Start a run again; returns the exit code, that of an error after it was told."""
     try:
-        launch = launch_of(name)
+        launch = store.launch(job.name)
         try:
             os.chdir(launch.folder)
         except OSError as error:
-            raise UsageError(f"cannot start {name} in {launch.folder}: {error.strerror}") from error
+            raise UsageError(f"cannot start {job.name} in {launch.folder}: {error.strerror}") from error
         os.environ.clear()
         os.environ.update(launch.environment)
-        return run_detached(settings, launch.command, name, launch.options, run, again=True)
+        again = store, job
+        return run_detached(Settings(**launch.machine), launch.command, job.name, launch.options, run, again=again)
+    except (TypeError, KeyError) as error:  # options of another version
+        fail(f"cannot start {job.name} again: {error}", "start it with: tranche run --detach")
+        return UsageError.exit_code
     except TrancheError as error:
         fail(error.message, error.hint)
         return error.exit_code

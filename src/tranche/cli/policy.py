@@ -335,7 +335,9 @@ def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None
 
 @command.command("preemption", cls=TrancheCommand)
 @click.option("--on", is_flag=True, help="Allow preemptible commands.")
-@click.option("--off", is_flag=True, help="Refuse new preemptible commands; running ones continue.")
+@click.option(
+    "--off", is_flag=True, help="Refuse preemptible commands. Running ones continue until they are preempted."
+)
 @click.pass_obj
 def preemption(settings: Settings, /, on: bool, off: bool) -> None:
     """Allow commands to use GPUs that no other request needs, beyond their user's quota.

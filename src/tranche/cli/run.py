@@ -110,7 +110,8 @@ def run_command(
             "--no-wait and --timeout cannot be combined",
             hint="--no-wait does not wait at all; --timeout waits for a limited time",
         )
-    parse_request(**request)  # a mistake is told before anything is touched
+    if parse_request(**request).preemptible and not wait:
+        raise UsageError("--no-wait and --preemptible cannot be combined", hint="a preempted command waits again")
     patience = WaitLimit(wait=wait, seconds=timeout)
 
     def say_of_run(line: str) -> None:

@@ -53,12 +53,16 @@ class MachineJob(NamedTuple):
 
 
 class JobLaunch(NamedTuple):
-    """How a detached run was started: the command, the options of `tranche run`, the folder, and the environment."""
+    """How a detached run was started: the command, the options of `tranche run`, the folder, and the environment.
+
+    `machine` are the options that all commands share.
+    """
 
     command: Sequence[str]
     options: Mapping[str, Any]
     folder: str
     environment: Mapping[str, str]
+    machine: Mapping[str, str | None]
 
 
 class JobStore:
@@ -66,6 +70,10 @@ class JobStore:
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self._folder = path, descriptor
+
+    def reopened(self) -> JobStore:
+        """The same folder, by a descriptor of its own."""
+        return JobStore(self.path, os.dup(self._folder))
 
     def jobs(self) -> list[MachineJob]:
         """All, oldest first."""
@@ -77,7 +85,8 @@ class JobStore:
         with suppress(OSError, ValueError, TypeError), self._inside(name.replace("/", "")) as folder:
             lives = _locked(folder)  # before its last word is read
             with open(os.open(_STATE, os.O_RDONLY | _SAFE, dir_fd=folder)) as file:
-                return MachineJob(**json.load(file), lives=lives)
+                found = MachineJob(**json.load(file), lives=lives)
+                return found if isinstance(found.created, int | float) else None
         return None
 
     def create(self, job: MachineJob, launch: JobLaunch, *, again: bool = False) -> int:
@@ -87,7 +96,12 @@ class JobStore:
         """
         fcntl.flock(self._folder, fcntl.LOCK_EX)
         try:
-            if (before := self.find(job.name)) is not None and not (again and before.status in _OVER):
+            if (before := self.find(job.name)) is not None and again and before.status in _OVER and before.lives:
+                raise UsageError(
+                    f"{job.name} has ended, but processes that it started still run",
+                    hint="end them, or delete the run: tranche job delete",
+                )
+            if before is not None and not (again and before.status in _OVER):
                 raise UsageError(
                     f"you already have a detached run {job.name}, which is {before.status}",
                     hint=f"choose another --name, or delete the existing run: tranche job delete {job.name}",
@@ -101,7 +115,7 @@ class JobStore:
                     os.mkdir(job.name, 0o700, dir_fd=self._folder)
             with _reporting(self.path), self._inside(job.name) as folder:
                 lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | _SAFE, 0o600, dir_fd=folder)
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._replace(folder, _LAUNCH, launch._asdict())
             self.write(job)
             return lock
@@ -119,7 +133,7 @@ class JobStore:
         """How the run of that name was started; UsageError if that cannot be read."""
         try:
             with self._inside(name) as folder, open(os.open(_LAUNCH, os.O_RDONLY | _SAFE, dir_fd=folder)) as file:
-                return JobLaunch(**json.load(file))
+                return _checked(JobLaunch(**json.load(file)))
         except (OSError, ValueError, TypeError) as error:
             raise UsageError(
                 f"cannot read how {name} was started: {error}", hint="start it with: tranche run --detach"
@@ -152,6 +166,14 @@ class JobStore:
             yield folder
         finally:
             os.close(folder)
+
+
+def _checked(launch: JobLaunch) -> JobLaunch:
+    """The launch; ValueError unless its parts are of the right types."""
+    texts = [*launch.command, launch.folder, *launch.environment, *launch.environment.values()]
+    if not launch.command or not all(isinstance(each, str) for each in texts) or not isinstance(launch.options, dict):
+        raise ValueError("it has parts of wrong types")
+    return launch
 
 
 def open_jobs(environment: Mapping[str, str], *, create: bool = False) -> JobStore | None:

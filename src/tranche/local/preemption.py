@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import Allocation, FractionalShare, NodeView
 from tranche.core.keeper import ProcessKeeper
+from tranche.local.time_limit import processes_of
 from tranche.node.host import Host
+from tranche.node.processes.processes import ancestors_of
 from tranche.node.state.session import boot_clock
 from tranche.node.store import chronicle, register
 from tranche.planning.decide.preempt import to_preempt
@@ -25,6 +27,8 @@ def preempt(
     The `waiters` are in the order of service. Call it while no other process decides.
     """
     ended = to_preempt(view, waiters, waiter_id, now)
+    if ended and (spared := _beside_strangers(host, view)):
+        ended = to_preempt(view, waiters, waiter_id, now, spared)
     if not ended:
         return ()
     with host.ledger.write() as db:
@@ -34,3 +38,29 @@ def preempt(
             register.set_request(db, each.id, replace(each.request, time_limit=run_for))
             chronicle.preempted(db, now, each.id, waiter_id)
     return tuple(each.id for each in ended)
+
+
+def _beside_strangers(host: Host, view: NodeView) -> frozenset[str]:
+    """The preemptible shares with a process of somebody else on their devices: their end would free nothing."""
+    return frozenset(
+        each.id for each in view.allocations if each.request.preemptible and _has_stranger(host, view, each)
+    )
+
+
+def _has_stranger(host: Host, view: NodeView, allocation: Allocation) -> bool:
+    there = set(_on_devices(view, allocation))
+    own = set(processes_of(host, allocation)) if there else set[int]()
+    return any(not own.intersection(ancestors_of(pid)) for pid in there - own)
+
+
+def _on_devices(view: NodeView, allocation: Allocation) -> Iterator[int]:
+    """The processes on the devices that the allocation has for itself."""
+    for grant in allocation.grants:
+        gpu = next((each for each in view.node if each.uuid == grant.gpu_uuid), None)
+        if gpu is None or isinstance(grant, FractionalShare):
+            continue
+        if grant.slot is None:
+            yield from (each.pid for each in gpu.all_processes)
+        elif (instance := gpu.instance_in(grant.slot.place)) is not None:
+            inside = (each for device in instance.compute_instances for each in device.processes)
+            yield from (each.pid for each in (*inside, *instance.stray_processes))

@@ -189,6 +189,7 @@ class Queue:
         self._monotonic = monotonic
         self._clock = clock
         self._preempted: frozenset[str] = frozenset()
+        self._may_preempt = False
 
     def acquire(
         self,
@@ -383,7 +384,9 @@ class Queue:
         with self._host.deciding(seconds) as (view, queue):
             decision = self._decide(request, place.id, failed, view, queue)
             if isinstance(decision, Waiting):
-                if stays and any(each.request.preemptible for each in view.allocations):
+                humble = any(each.request.preemptible for each in view.allocations)
+                self._may_preempt = stays and humble and not request.preemptible
+                if self._may_preempt:
                     from tranche.local.preemption import preempt  # few machines allow preemptible commands
 
                     now = self._clock()
@@ -448,7 +451,9 @@ class Queue:
                 rang = bell.wait(nap)
             if rang or self._monotonic() > now + nap + _STOPPED_SECONDS:
                 return True
-            if self._host.recovery_needed() or (ahead == 0 and self._monotonic() >= look_again):
+            # Nothing rings a waiter that could start in the place of a preemptible command.
+            looks = (ahead == 0 or self._may_preempt) and self._monotonic() >= look_again
+            if self._host.recovery_needed() or looks:
                 # An unannounced change may also help a waiter further back.
                 self.ring_next()
                 return True

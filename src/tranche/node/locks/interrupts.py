@@ -35,6 +35,7 @@ class _Signals:
     noted = 0
     heeded = False
     interruptible = False
+    kept = False
 
 
 def heed_signals() -> None:
@@ -42,7 +43,7 @@ def heed_signals() -> None:
 
     Ignored signals stay ignored, so nohup works.
     """
-    _Signals.noted, _Signals.heeded = 0, True
+    _Signals.noted, _Signals.heeded, _Signals.kept = _Signals.noted if _Signals.kept else 0, True, False
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _note)
@@ -55,7 +56,11 @@ def note_signal(number: int) -> None:
 
 
 def told_to_end() -> bool:
-    """Whether a signal told this process or its command to end since the last call of `heed_signals`."""
+    """Whether a signal told this process or its command to end since the last call of `heed_signals`.
+
+    If none did, the next call of `heed_signals` also heeds one that comes before it.
+    """
+    _Signals.kept = not _Signals.noted
     return bool(_Signals.noted)
 
 

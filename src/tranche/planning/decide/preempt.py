@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.errors import TrancheError
@@ -14,11 +14,18 @@ from tranche.planning.decide.queue import WaitingRequest, at, for_user, held_up,
 from tranche.planning.decide.time_limits import GRACE_SECONDS, free_by
 
 
-def to_preempt(view: NodeView, waiters: Sequence[WaitingRequest], waiter_id: str, now: float) -> tuple[Allocation, ...]:
+def to_preempt(
+    view: NodeView,
+    waiters: Sequence[WaitingRequest],
+    waiter_id: str,
+    now: float,
+    spared: Collection[str] = (),
+) -> tuple[Allocation, ...]:
     """The shares to end now for that waiter, which waits at the time `now`; none if that would not let it start.
 
     `waiters` are in the order of service, and the time is in seconds since the epoch. What ends by itself in the next seconds is
-    not ended for anybody. Each waiter ahead gets first what it can start with, in the same way.
+    not ended for anybody, and the allocations in `spared` never. Each waiter ahead gets first what it can start with, in the same
+    way.
     """
     view = at(view, now)
     view = without(view, [each.id for each in view.allocations if _ends_soon(each, now)])
@@ -32,7 +39,7 @@ def to_preempt(view: NodeView, waiters: Sequence[WaitingRequest], waiter_id: str
         ended: tuple[Allocation, ...] = ()
         granted = _granted(view, waiter, reserved)
         if granted is None:
-            ended = _fewest(view, waiter, reserved)
+            ended = _needed(view, waiter, reserved, spared)
             granted = _granted(_after(view, ended), waiter, reserved) if ended else None
         if mine:
             return ended
@@ -50,10 +57,14 @@ def _ends_soon(allocation: Allocation, now: float) -> bool:
     return limit is not None and allocation.created + limit - GRACE_SECONDS <= now < free_by(allocation)
 
 
-def _fewest(view: NodeView, waiter: WaitingRequest, reserved: Reserved) -> tuple[Allocation, ...]:
-    """Preemptible shares, all of them needed, after whose end the waiter can start; rather young ones, which lose less."""
+def _needed(
+    view: NodeView, waiter: WaitingRequest, reserved: Reserved, spared: Collection[str]
+) -> tuple[Allocation, ...]:
+    """Preemptible shares, none of them needless, after the end of which the waiter can start; young ones lose less."""
     found = sorted(
-        (each for each in view.allocations if _can_end(each)), key=lambda each: (each.created, each.id), reverse=True
+        (each for each in view.allocations if _can_end(each) and each.id not in spared),
+        key=lambda each: (each.created, each.id),
+        reverse=True,
     )
     if _granted(_after(view, found), waiter, reserved) is None:
         return ()
