@@ -54,6 +54,13 @@ def test_the_youngest_command_ends_because_it_loses_the_least() -> None:
     assert to_preempt(two_held(second=None), queue_of(BOTH), "w-0", NOW) == (), "that would not be enough"
 
 
+def test_one_command_ends_rather_than_several_younger_ones() -> None:
+    view = holding(machine(4), NOW - 3600, gpus="2", preemptible=YES)
+    for number in range(2):
+        view = holding(view, NOW - number, gpus="1", preemptible=YES)
+    assert ids(to_preempt(begun(view), queue_of(BOTH), "w-0", NOW)) == ["a-1"]
+
+
 def test_a_preemptible_request_ends_nothing() -> None:
     assert to_preempt(two_held(), queue_of(HUMBLE), "w-0", NOW) == ()
 

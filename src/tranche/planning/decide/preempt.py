@@ -60,7 +60,10 @@ def _ends_soon(allocation: Allocation, now: float) -> bool:
 def _needed(
     view: NodeView, waiter: WaitingRequest, reserved: Reserved, spared: Collection[str]
 ) -> tuple[Allocation, ...]:
-    """Preemptible shares, none of them needless, after the end of which the waiter can start; young ones lose less."""
+    """Preemptible shares, none of them needless, after the end of which the waiter can start: one if one is enough.
+
+    Young ones lose less.
+    """
     found = sorted(
         (each for each in view.allocations if _can_end(each) and each.id not in spared),
         key=lambda each: (each.created, each.id),
@@ -86,7 +89,13 @@ def _needed(
         others = [other for other in needed if other is not each]
         if _granted(_after(view, others), waiter, reserved) is not None:
             needed = others
+    if len(needed) > 1:
+        alone = (each for each in found[:_TRIED_ALONE] if _granted(_after(view, [each]), waiter, reserved) is not None)
+        needed = [one] if (one := next(alone, None)) is not None else needed
     return tuple(needed)
+
+
+_TRIED_ALONE = 16
 
 
 def _can_end(allocation: Allocation) -> bool:
