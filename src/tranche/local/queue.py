@@ -141,6 +141,9 @@ _IMPOSSIBLE = (DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable)
 Record = Callable[[NodeView, Sequence[WaitingRequest], str, bool, float, Decision | TrancheError], None]
 """Receives a view, the waiters in order, the id decided about, whether foreign idle instances may go, the time, the outcome."""
 
+Preempt = Callable[[NodeView, Sequence[WaitingRequest], str, float], Sequence[str]]
+"""Receives a view, the waiters in order, the id of the one that waits, and the time."""
+
 
 def as_asked(
     places: StateFolder, queue: Sequence[records.Waiter], now: float, *, but: str = ""
@@ -177,14 +180,17 @@ class Queue:
         clock: Callable[[], float] = time.time,
         record: Record | None = None,
         refuse: Callable[[Granted], None] = lambda decision: None,
+        preempt: Preempt = lambda view, waiters, waiter_id, now: (),
     ) -> None:
         """`record` receives each decision about a request of this process, and its inputs.
 
-        `refuse` raises, before anything is reserved, for what this process cannot use.
+        `refuse` raises, before anything is reserved, for what this process cannot use. `preempt` ends preemptible commands for a
+        waiter, and returns their shares' ids.
         """
         self._host = host
         self._record = record
         self._refuse = refuse
+        self._preempt = preempt
         self._adopt_foreign_destroy = adopt_foreign_destroy
         self._monotonic = monotonic
         self._clock = clock
@@ -387,11 +393,9 @@ class Queue:
                 humble = any(each.request.preemptible for each in view.allocations)
                 self._may_preempt = stays and humble and not request.preemptible
                 if self._may_preempt:
-                    from tranche.local.preemption import preempt  # few machines allow preemptible commands
-
                     now = self._clock()
                     there = as_asked(self._host.places, queue, now, but=place.id)
-                    self._preempted |= {*preempt(self._host, failed.left_out_of(view), there, place.id, now)}
+                    self._preempted |= {*self._preempt(failed.left_out_of(view), there, place.id, now)}
                 return decision, view.allocations
             self._refuse(decision)
             if not decision.plan.empty:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from tranche.core.allocation import HELD, Allocation, FractionalShare, parts_by
+from tranche.core.allocation import HELD, Allocation, FractionalShare, NodeView, parts_by
 from tranche.core.errors import AllocationUnknown, FenceUnavailable, PermissionDenied, SharingUnavailable, TrancheError
 from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
@@ -37,6 +37,7 @@ from tranche.node.mps.mps_records import DaemonRecord
 from tranche.node.processes.processes import Process
 from tranche.node.store import chronicle, records, register
 from tranche.planning.decide.allocate import Granted, Waiting
+from tranche.planning.decide.queue import WaitingRequest
 
 if TYPE_CHECKING:
     from tranche.local.time_limit import TimeLimit
@@ -91,6 +92,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> RunResult:
         adopt_foreign_destroy=asked.adopt_foreign_destroy,
         record=asked.record,
         refuse=partial(_refuse_out_of_reach, host, asked),
+        preempt=partial(_preempt, host),
     )
     try:
         held = queue.acquire(
@@ -184,6 +186,14 @@ def _refuse_out_of_reach(host: Host, asked: RunRequest, decision: Granted) -> No
             "the driver limits the memory of one command, not of a session",
             hint="run a shell in the share: tranche run REQUEST -- bash; or ask for --isolation hard, or with --compute",
         )
+
+
+def _preempt(
+    host: Host, view: NodeView, waiters: Sequence[WaitingRequest], waiter_id: str, now: float
+) -> Sequence[str]:
+    from tranche.local.preemption import preempt  # few machines allow preemptible commands
+
+    return preempt(host, view, waiters, waiter_id, now)
 
 
 def _waiting(host: Host, reporter: RunReporter, outcome: Waiting, ahead: int, reasons: str) -> None:
