@@ -209,6 +209,26 @@ def test_a_user_gets_more_than_the_quota_until_others_need_it(shared: SharedMach
 
 
 @needs_root
+def test_a_preempted_command_waits_for_a_service_that_starts_again(shared: SharedMachine) -> None:
+    shared.machine.tranche("policy", "preemption", "--on")
+    folder = shared.machine.folder / "of-user"
+    folder.mkdir()
+    os.chown(folder, NOBODY, NOBODY)
+    run = shared.start("run", *HUMBLE, "--", *until_third(folder))
+    wait_until(partial(started, folder, 1), run)
+    assert shared.service is not None
+    shared.service.kill()
+    shared.service.wait()
+    assert shared.machine.tranche("run", *WHOLE, "--", "echo", "served").stdout == "served\n"
+    time.sleep(1.5)
+    assert run.poll() is None
+    shared.serve()
+    wait_until(partial(started, folder, 2), run)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(60) == 143
+
+
+@needs_root
 @pytest.mark.parametrize("opened", ["user"], indirect=True)
 def test_a_detached_run_waits_again(opened: object) -> None:
     user = Detaching(opened)  # type: ignore[arg-type]

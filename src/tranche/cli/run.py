@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -14,7 +15,7 @@ from tranche.cli.options import TIMEOUT_HELP, DurationType, together
 from tranche.cli.output import say, warn
 from tranche.cli.request_options import adopt_foreign_option, preemptible_option, request_options, time_option
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, socket_of_service
-from tranche.core.errors import PermissionDenied, UsageError
+from tranche.core.errors import PermissionDenied, ServiceUnavailable, UsageError
 from tranche.core.request import parse_request
 from tranche.local.child import PLAIN, Launch
 from tranche.node.locks.deciding import WaitLimit
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from tranche.local.client import ServiceClient
     from tranche.local.recorder import DecisionLog
 
+
+_AGAIN_SECONDS = 1.0
 
 run_options = together(
     request_options,
@@ -119,12 +122,22 @@ def run_command(
         if not quiet:
             say(f"tranche: {line}")
 
+    begun = False
     while True:
-        code, preempted = _run_once(
-            settings, command_line, launch, request, patience, adopt_foreign, record, cdi=cdi, tell=say_of_run
-        )
-        if not preempted or not wait or told_to_end():
+        try:
+            code, preempted = _run_once(
+                settings, command_line, launch, request, patience, adopt_foreign, record, cdi=cdi, tell=say_of_run
+            )
+        except ServiceUnavailable:
+            if not begun:
+                raise
+            time.sleep(_AGAIN_SECONDS)  # the service may be starting again
+            if number := told_to_end():
+                return 128 + number
+            continue
+        if not preempted or told_to_end():
             return code
+        begun = True
         launch.waits_again()
         say_of_run("the command was preempted, so it waits for another share")
 

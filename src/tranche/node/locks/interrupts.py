@@ -55,13 +55,13 @@ def note_signal(number: int) -> None:
         _Signals.noted = _Signals.noted or number
 
 
-def told_to_end() -> bool:
-    """Whether a signal told this process or its command to end since the last call of `heed_signals`.
+def told_to_end() -> int:
+    """The signal that told this process or its command to end since the last call of `heed_signals`; 0 for none.
 
     If none did, the next call of `heed_signals` also heeds one that comes before it.
     """
     _Signals.kept = not _Signals.noted
-    return bool(_Signals.noted)
+    return _Signals.noted
 
 
 def ignore_signals() -> None:
