@@ -121,6 +121,7 @@ def _folder() -> str:
 
 def _start_again(store: JobStore, job: MachineJob, run: Callable[..., int]) -> int:
     """Start a run again; returns the exit code, that of an error after it was told."""
+    caller = os.getpid()
     try:
         launch = store.launch(job.name)
         try:
@@ -132,6 +133,8 @@ def _start_again(store: JobStore, job: MachineJob, run: Callable[..., int]) -> i
         again = store, job
         return run_detached(Settings(**launch.machine), launch.command, job.name, launch.options, run, again=again)
     except (TypeError, KeyError) as error:  # options of another version
+        if os.getpid() != caller:
+            raise
         fail(f"cannot start {job.name} again: {error}", "start it with: tranche run --detach")
         return UsageError.exit_code
     except TrancheError as error:
