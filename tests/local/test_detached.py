@@ -6,7 +6,9 @@ import json
 import os
 import shlex
 import signal
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,8 @@ from tests.local.sessions import HALF, OpenSession, Session, ended, shares, wait
 from tests.local.test_service import SharedMachine
 from tests.machines import wait_until
 from tests.support.in_process import NOBODY
+from tranche.cli.detached import run_detached
+from tranche.cli.runtime import Settings
 from tranche.core.errors import (
     CommandNotFound,
     GpuBusy,
@@ -28,7 +32,8 @@ from tranche.core.errors import (
     UsageError,
     WaitTimeout,
 )
-from tranche.local.jobs import MOST_ENDED, JobLaunch, MachineJob, open_jobs
+from tranche.local.child import Launch
+from tranche.local.jobs import MOST_ENDED, JobLaunch, JobStore, MachineJob, open_jobs
 from tranche.node.processes.processes import process_at
 
 NO_LAUNCH = JobLaunch(("true",), {}, "/", {}, {})
@@ -403,6 +408,35 @@ def test_without_a_cluster_job_is_about_this_machine(detaching: Detaching) -> No
     code, said = detaching.tranche("job logs other")
     assert (code, "you have no detached run other on this machine" in said) == (UsageError.exit_code, True), said
     assert detaching.tranche("job list -A")[0] == KubeconfigInvalid.exit_code
+
+
+def test_why_a_run_failed_is_in_its_log_before_it_counts_as_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, write = tmp_path / "known", JobStore.write
+
+    def look_first(self: JobStore, job: MachineJob) -> None:
+        if job.exit_code is not None:
+            known.write_text(f"{job.exit_code}: {(folder / 'log').read_text()}")
+        write(self, job)
+
+    def fail_later(settings: Settings, command: Sequence[str], how: Launch, **options: Any) -> int:
+        how.accepted()
+        raise WaitTimeout("too late")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(JobStore, "write", look_first)
+    folder = tmp_path / "tranche" / "jobs" / os.uname().nodename / "exp7"
+    caller = os.fork()
+    if caller == 0:
+        code, sys.stdout, sys.stderr = 99, sys.__stdout__, sys.__stderr__
+        try:
+            code = run_detached(Settings(), ["true"], "exp7", {"gpus": "1", "quiet": True}, fail_later)
+        finally:
+            os._exit(code)
+    assert os.waitpid(caller, 0)[1] == 0
+    wait_until(known.exists)
+    assert known.read_text() == f"{WaitTimeout.exit_code}: error: too late\n"
 
 
 def test_the_latest_ended_runs_are_kept(tmp_path: Path) -> None:

@@ -173,8 +173,8 @@ class _DetachedRun:
         try:
             code = run(Launch("", self._starting, self._accepted, self._waits_again))
         except TrancheError as error:
+            fail(error.message, error.hint)  # before the end is known: who awaits it reads the log next
             code = error.exit_code
-            raise
         finally:
             self._write(ended=time.time(), exit_code=code)
         return code
