@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
 from tests.cli.conftest import MakeMachine
 from tests.machines import TestMachine, wait_until
+from tests.support import in_process
 from tranche.core.allocation import Allocation, Phase
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import parse_request
@@ -55,6 +57,7 @@ def test_a_share_that_is_being_prepared_is_said_so(two_a100: TestMachine) -> Non
 
 def test_what_a_killed_command_left_is_gone_from_the_list(two_a100: TestMachine) -> None:
     workload = two_a100.hold("--mig-profile", "1g.5gb")
+    assert two_a100.one_running()["pid"] == workload.pid
     workload.process.kill()
     workload.process.wait()
     assert [each["pid"] for each in two_a100.json("ps")["allocations"]] == [workload.pid], "the workload still lives"
@@ -79,3 +82,25 @@ def test_a_share_keeps_its_owner_after_the_recorded_process_has_ended() -> None:
     owners = process_owners([share], [Waiter(1, "w", request, 0.0, "", 2**22 + 1, 0)])
     assert {id: owner.name for id, owner in owners.items()} == {"a": "root", "w": "root"}
     assert process_owners([share._replace(keeper=keeper._replace(uid=-1))]) == {}
+
+
+def test_what_the_tests_left_does_not_end_in_a_fork_of_their_process(two_a100: TestMachine) -> None:
+    """An object in a cycle, such as a socket, would close its file's number there, which another file may have by then."""
+
+    class Left:
+        def __init__(self) -> None:
+            self.itself, self.process = self, os.getpid()
+
+        def __del__(self) -> None:
+            if os.getpid() != self.process:
+                os.write(2, b"ended in the fork")
+
+    before = gc.get_threshold()
+    in_process.run(["version"], two_a100.environment)
+    gc.collect()
+    gc.set_threshold(1_000)
+    try:
+        Left()
+        assert in_process.run(["ps"], two_a100.environment).stderr == ""
+    finally:
+        gc.set_threshold(*before)

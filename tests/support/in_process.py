@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import logging
 import os
 import re
@@ -270,6 +271,7 @@ def _be_the_command(
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *_IGNORED_BY_PYTHON}:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         logging.getLogger().handlers.clear()  # pytest's own, whose files are closed next
+        gc.freeze()  # an object that the tests left in a cycle would close its file's number again, which a lock has by then
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         os.environ.clear()
         os.environ.update(environment)
