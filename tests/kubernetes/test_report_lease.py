@@ -70,7 +70,7 @@ class Agent(NodeReporter):
         self.prompts: LatestValue[Any] = LatestValue()
         self.known = self.fresh = True
         self.complaints: list[str] = []
-        self.paused = self.lookings = 0
+        self.begun = self.ended = self.lookings = 0
         self.now_is = 0.0
         self.leases = HeldLeases(connection, "tranche")
         services = SimpleNamespace(
@@ -97,10 +97,11 @@ class Agent(NodeReporter):
         self._running: asyncio.Task[None] | None = None
 
     async def _sleep(self, seconds: float) -> None:
-        self.paused += 1
+        self.ended = self.begun
         await asyncio.sleep(0.001)
 
     def about(self) -> KubeNode | None:
+        self.begun += 1
         return KubeNode("n1", "uid-n1", {}) if self.known else None
 
     def read(self, lease: Lease) -> Any:
@@ -135,13 +136,13 @@ class Agent(NodeReporter):
     async def say(self, word: str) -> None:
         """Have it said, and wait until the lease says so and the agent knows it."""
         self.words.publish(word)
-        await until(lambda: self.said == word and not self.trouble)
+        await until(lambda: self.said == word and not self.trouble and self.ended == self.begun)
 
     async def look(self) -> None:
         """Have it look once more, though nothing is new, and wait until it has."""
-        before, paused = self.lookings, self.paused
+        before = self.begun
         self.prompts.publish(next(self._numbers))
-        await until(lambda: self.lookings > before and self.paused > paused)
+        await until(lambda: self.ended > before)
 
     def somebody_writes(self, word: str) -> None:
         before = self.server.objects.get(LEASE, {"metadata": {}})["metadata"]
@@ -243,9 +244,9 @@ def test_a_write_whose_answer_is_lost_is_found_done_and_not_made_twice(lost: int
         await agent.say("one")
         version = int(agent.server.objects[LEASE]["metadata"]["resourceVersion"])
         agent.server.lost = lost
-        paused = agent.paused
+        before = agent.ended
         agent.words.publish("two")
-        await until(lambda: not agent.server.lost and agent.paused >= paused + 2 and not agent.trouble)
+        await until(lambda: not agent.server.lost and agent.ended >= before + 2 and not agent.trouble)
         assert agent.said == "two"
         assert int(agent.server.objects[LEASE]["metadata"]["resourceVersion"]) == version + 1
         assert len(agent.complaints) == lost // 2, "one lost answer is asked for again without a word"
@@ -259,9 +260,9 @@ def test_while_the_api_server_is_down_it_is_said_once_and_afterwards_the_latest_
         await agent.server.stop()
         agent.words.publish("two")
         await until(lambda: agent.trouble != "")
-        paused = agent.paused
+        before = agent.ended
         agent.words.publish("three")
-        await until(lambda: agent.paused > paused + 2)
+        await until(lambda: agent.ended > before + 2)
         assert agent.said == "one"
         write, read = agent.complaints
         assert (write[:13], read) == ("cannot update", agent.trouble), "tried again and again, and each said once"
