@@ -46,7 +46,7 @@ def test_a_wait_without_end_is_broken_off_in_time() -> None:
         return "", False
 
     said, restored = in_child(work)
-    assert said.startswith("it did not end within 0.05 s")
+    assert said.startswith("it did not finish within 0.05 s")
     assert restored
 
 

@@ -56,7 +56,7 @@ def test_what_is_installed_goes_without_a_trace(root: Path) -> None:
 def test_a_file_that_no_agent_made_stays_whatever_is_asked(root: Path) -> None:
     own = root / "etc" / "default" / "mig"
     own.write_text("MIG_PARTITION=19\n")
-    assert "it belongs to the node" in installation(root).install()
+    assert "the agent did not write it" in installation(root).install()
     installation(root).remove()
     assert own.read_text() == "MIG_PARTITION=19\n"
     assert installation(root, "").install()
@@ -67,7 +67,7 @@ def test_the_file_follows_the_value_and_goes_when_nothing_is_asked_any_more(root
     installation(root).install()
     replace(installation(root), partition="all-balanced").install()
     assert files(root)["etc/default/mig"].endswith("MIG_PARTITION=all-balanced\n")
-    assert "the settings no longer name a partition" in installation(root, "").install()
+    assert "the settings no longer specify a partition" in installation(root, "").install()
     assert "etc/default/mig" not in files(root)
     assert f"etc/systemd/system/{UNIT}" in files(root)
 

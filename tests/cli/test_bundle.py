@@ -144,7 +144,7 @@ def test_a_damaged_ledger_is_named_and_the_rest_is_there(plain: TestMachine) -> 
 
 
 def test_an_archive_is_no_text_for_stdout(plain: TestMachine) -> None:
-    assert "an archive cannot go to stdout" in plain.tranche("bundle", "--yes", "-o", "-", code=2).stderr
+    assert "cannot write an archive to stdout" in plain.tranche("bundle", "--yes", "-o", "-", code=2).stderr
 
 
 def test_without_a_terminal_somebody_has_to_say_so(plain: TestMachine) -> None:

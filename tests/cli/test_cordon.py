@@ -90,7 +90,7 @@ def test_a_long_reason_is_shortened_for_people_and_whole_for_programs(two_a100: 
     for command in (("events",), ("gpus",), ("explain", "--gpus", "1")):
         lines = two_a100.tranche(*command, code=None).stdout.splitlines()
         assert max(map(len, lines)) < 1200, command
-        assert any("more characters; for the full text use -o json" in line for line in lines), command
+        assert any("more characters; for the full text, use -o json" in line for line in lines), command
     assert two_a100.json("events")["events"][-1]["data"]["reason"] == REASON.strip()
 
 
@@ -131,7 +131,7 @@ def test_a_lost_gpu_that_nobody_knows_is_not_named_and_one_that_was_seen_is(two_
     for each in words:
         refused = two_a100.tranche(*each, code=GpuNotFound.exit_code).stderr
         assert "GPU 0 is lost" in refused
-        assert "hint: name it once the driver can reach it again" in refused
+        assert "hint: try again once the driver can reach it" in refused
     two_a100.machine.clear_injections()
     two_a100.tranche("gpus")
     two_a100.machine.inject_lost(0)

@@ -84,7 +84,7 @@ def test_a_large_machine_names_one_gpu_for_all_that_answer_alike(make_machine: M
     assert (document["gpus"][0]["obstacle"]["reason"], document["gpusSearchedForRemedies"]) == ("GpuBusy", 16)
     text = machine.tranche("explain", "--mig-profile", "1g.5gb").stdout
     assert "(and 19 more GPUs like it)" in text
-    assert "what would help, cheapest first (found on 16 of the GPUs):" in text
+    assert "what would help, cheapest first (16 of the GPUs searched):" in text
 
 
 def test_a_request_that_waits_is_explained_in_its_place(make_machine: MakeMachine) -> None:

@@ -170,7 +170,7 @@ def test_readers_answer_on_a_full_disk_with_something_to_clear(two_a100: TestMac
         done = on_a_full_disk(two_a100, *arguments)
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
-        assert "warning: cannot clear what dead processes left, so this list still shows it" in done.stderr
+        assert "warning: cannot clean up after dead processes, so this list still shows what they left" in done.stderr
         assert done.stdout if arguments[0] == "explain" else share in done.stdout
     assert "Granted" in on_a_full_disk(two_a100, "events").stdout
 

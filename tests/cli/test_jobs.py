@@ -301,7 +301,7 @@ def test_nodes_and_their_gpus_are_shown_with_who_has_what(api: ServedApi, golden
     golden("nodes.txt", tranche(api, "nodes").stdout)
     listing = tranche(api, "gpus", "--cluster")
     golden("gpus-cluster.txt", listing.stdout)
-    assert "not listed: p5; Kubernetes knows only how many devices a device plugin has" in listing.stderr
+    assert "not listed: p5; a device plugin reports only how many devices it has" in listing.stderr
     nodes = json.loads(tranche(api, "nodes", "-o", "json").stdout)["nodes"]
     assert [(each["name"], each["mode"], each["claims"]) for each in nodes] == [
         ("off", "off", 0), ("p4d", "mixed", 1), ("p5", "static", 0), ("t4", "shared", 0),
@@ -315,7 +315,7 @@ def test_whoever_may_not_read_nodes_is_told_and_sees_what_is_left(api: ServedApi
     api.change(waiting_job)
     api.change(lambda server: server.refusals.update({("GET", "/nodes"): (403, {"message": "no"})}))
     done = tranche(api, "nodes")
-    assert "your account may not read nodes" in done.stderr
+    assert "your account cannot read nodes" in done.stderr
     assert done.stdout.splitlines()[1].startswith("p4d")
 
 
@@ -364,7 +364,7 @@ def test_without_claims_nodes_and_gpus_are_shown_by_what_agents_tell(api: Served
     assert (held["claim"], held["pods"], held["profile"]) == (None, ["team-a/train-0"], "2g.10gb")
     assert json.loads(tranche(api, "job", "describe", "train", "-o", "json").stdout)["given"] == [held]
     api.change(lambda server: server.refusals.update({("GET", "/leases"): (403, {"message": "no"})}))
-    assert "your account may not read leases of GPU nodes" in tranche(api, "gpus", "--cluster").stderr
+    assert "your account cannot read leases of GPU nodes" in tranche(api, "gpus", "--cluster").stderr
 
 
 def _gated_job(server: FakeApiServer) -> None:
@@ -613,7 +613,7 @@ def test_explain_says_what_it_does_not_know_of_a_pod_that_has_not_started(api: S
     api.change(forbidden)
     shown = tranche(api, "explain", "pod/train-0").stdout
     assert shown.startswith("Preparing: it was allocated devices; node p4d has not prepared them yet\n")
-    assert "note: your account may not read events in team-a, where the node reports why it refuses" in shown
+    assert "note: your account cannot read events in team-a, where the node reports why it refuses" in shown
 
     def unbound(server: FakeApiServer) -> None:
         given_and_refused(server, conditions=[WAITING])

@@ -110,4 +110,4 @@ def test_without_prometheus_client_the_error_names_the_extra(cut_h100: TestMachi
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_read(cut_h100: TestMachine) -> None:
     done = cut_h100.tranche("metrics", "--textfile", "/nowhere/tranche.prom", code=2)
-    assert "there is no folder /nowhere" in done.stderr
+    assert "folder /nowhere does not exist" in done.stderr

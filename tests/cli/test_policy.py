@@ -87,7 +87,7 @@ def test_a_file_replaces_the_sections_that_it_has(make_machine: MakeMachine, tmp
     ]
     assert after["idle"] == {"afterSeconds": 2700, "endsHolds": True}
     again = machine.tranche("policy", "apply", "-f", path)
-    assert (again.stdout, again.stderr) == ("", "the policy is already as in the file\n")
+    assert (again.stdout, again.stderr) == ("", "the policy already matches the file\n")
     told = [each["message"] for each in machine.json("events")["events"] if each["type"] == "QuotaChanged"]
     assert told[-3:] == ["all users: 2 shares, weight 1", "4711: 0.5 GPUs", "@daemon: weight 3"]
 
@@ -121,7 +121,7 @@ def test_an_exported_policy_is_the_one_in_force(make_machine: MakeMachine, tmp_p
     machine.tranche("policy", "quota", "--gpus", "1.5", "--gpu-memory", "10G", "--time", "90m")
     path = str(tmp_path / "exported.yaml")
     machine.tranche("policy", "export", "-f", path)
-    assert machine.tranche("policy", "apply", "-f", path).stderr == "the policy is already as in the file\n"
+    assert machine.tranche("policy", "apply", "-f", path).stderr == "the policy already matches the file\n"
     machine.tranche("policy", "unset", "--gpu", "1")
     machine.tranche("policy", "quota", "--remove")
     machine.tranche("policy", "apply", "-f", path)
@@ -286,7 +286,7 @@ def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachi
 
 def test_a_fair_queue_and_limits_of_groups_are_set_listed_and_removed(make_machine: MakeMachine) -> None:
     machine = make_machine("A100-40GB")
-    assert machine.tranche("policy", "fair").stderr == "requests of those who have used less are served first\n"
+    assert machine.tranche("policy", "fair").stderr == "requests from users with less GPU time are served first\n"
     said = machine.tranche("policy", "fair", "--user", "4711", "--group", "daemon", "--weight", "3").stderr
     assert said.splitlines() == ["4711: weight 3", "@daemon: weight 3"]
     said = machine.tranche("policy", "quota", "--group", "daemon", "--gpus", "2", "--gpu-hours", "40").stderr
@@ -294,7 +294,7 @@ def test_a_fair_queue_and_limits_of_groups_are_set_listed_and_removed(make_machi
     listed = [(each["user"], each["group"], each["weight"]) for each in machine.json("policy", "list")["quotas"]]
     assert listed == [(None, None, 1), ("4711", None, 3), (None, "daemon", 3)]
     table = machine.tranche("policy", "list").stdout.splitlines()
-    assert table[3] == "requests of those who have used less are served first"
+    assert table[3] == "requests from users with less GPU time are served first"
     assert [line.split() for line in table[-3:]] == [
         ["(all)", "-", "-", "-", "-", "-", "1"],
         ["4711", "-", "-", "-", "-", "-", "3"],
@@ -321,7 +321,7 @@ def test_a_fair_queue_and_limits_of_groups_are_set_listed_and_removed(make_machi
     [
         (("--weight", "2"), "--weight must be used together with --user or --group"),
         (("--user", "root"), "--weight must be used together with --user or --group"),
-        (("--off", "--weight", "2"), "--off takes no weight"),
+        (("--off", "--weight", "2"), "--off cannot be combined with --weight"),
         (("--user", "root", "--weight", "0"), "'0' is not a whole number from 1 to 9999"),
         (("--user", "root", "--weight", "1.5"), "'1.5' is not a whole number from 1 to 9999"),
         (("--group", "no-such-group", "--weight", "2"), "this machine has no group 'no-such-group'"),
@@ -338,7 +338,7 @@ def test_a_wrong_weight_changes_nothing(make_machine: MakeMachine, arguments: tu
     ("arguments", "message"),
     [
         ((), "give at least one limit"),
-        (("--remove", "--gpus", "1"), "--remove takes no limit"),
+        (("--remove", "--gpus", "1"), "--remove cannot be combined with limits"),
         (("--gpus", "all"), "'all' is not a number of GPUs"),
         (("--gpus", "1.005"), "'1.005' is not a number of GPUs up to 999999 with at most two decimals"),
         (("--gpu-memory", "40"), "without a unit"),

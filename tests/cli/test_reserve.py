@@ -139,7 +139,7 @@ def test_a_waiting_command_starts_when_the_reservation_is_removed(make_machine: 
     [
         (("--from", "2020-01-01 09:00", "--for", "1h", "--gpus", "1"), "has passed; it is now"),
         (("--from", "noon", "--for", "1h", "--gpus", "1"), "is not a date and time"),
-        (("--from", "9:00", "--for", "0s", "--gpus", "1"), "is less than a second"),
+        (("--from", "9:00", "--for", "0s", "--gpus", "1"), "is shorter than a second"),
         (("--from", "9:00", "--for", "1h"), "give either --gpus or --gpu"),
         (("--from", "9:00", "--for", "1h", "--gpus", "1", "--gpu", "0"), "give either --gpus or --gpu"),
         (("--from", "9:00", "--for", "1h", "--gpus", "1", "--user", "nobody-here"), "has no user 'nobody-here'"),

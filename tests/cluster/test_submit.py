@@ -76,7 +76,7 @@ def test_a_job_owns_all_that_is_made_for_it(cluster: Cluster, classes: None, res
     wait_for("its pod is made", lambda: any(each.startswith("pod/") for each in researcher.left()))
     described = researcher.tranche("job", "describe", "train", *where).stdout
     assert "request    --gpu-memory 4Gi" in described
-    assert "your account may not read nodes" in described
+    assert "your account cannot read nodes" in described
     cluster.kubectl("delete", "job", "train", "--namespace", researcher.namespace, "--wait=false")
     wait_for("the garbage collector has removed the template as well", lambda: not researcher.left())
 
@@ -113,7 +113,7 @@ def test_a_quota_of_a_device_class_says_why_a_pod_waits(
 def test_what_may_not_be_made_leaves_nothing(cluster: Cluster, classes: None, researcher: Researcher) -> None:
     refused = researcher.tranche("submit", "--gpus", "1", "-n", "default", *JOB, code=41)
     assert 'cannot create resource "jobs"' in refused.stderr
-    assert "name your namespace with -n" in refused.stderr
+    assert "give your namespace with -n" in refused.stderr
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",

@@ -110,8 +110,8 @@ def test_a_layout_of_a_file() -> None:
         ("MIG_PARTITON=19\n", "does not set MIG_PARTITION"),
         ("\nMIG_PARTITION 19\n", "line 2 is not an assignment"),
         ("export MIG_PARTITION=19\n", "line 1 is not an assignment"),
-        ("MIG_PARTITION='19\n", "a quote has no end"),
-        ('MIG_PARTITION=19"\n', "a quote has no end"),
+        ("MIG_PARTITION='19\n", "a quote is not closed"),
+        ('MIG_PARTITION=19"\n', "a quote is not closed"),
     ],
 )
 def test_a_file_that_is_refused(text: str, words: str) -> None:

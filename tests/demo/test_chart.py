@@ -138,5 +138,5 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_demo_runs(name: 
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr == (f"error: cannot write a picture to {name!r}\n\nhint: name a file in a folder that exists\n")
+    assert done.stderr == (f"error: cannot write a picture to {name!r}\n\nhint: give a file in an existing folder\n")
     assert list(tmp_path.iterdir()) == []

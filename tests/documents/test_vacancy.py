@@ -24,7 +24,7 @@ _A100 = board_by_key("A100-40GB")
 assert _A100 is not None
 A100 = _A100
 PROFILES = {str(profile.name): profile for profile in placed(A100)}
-NO_PROFILE = "no profile can be placed there beside the other slices"
+NO_PROFILE = "no profile fits there next to the other slices"
 
 
 def cut(*slots: tuple[str, int], index: int = 0) -> GpuState:
@@ -92,7 +92,7 @@ def test_what_a_program_takes_for_itself_is_no_room() -> None:
     held = holding(FractionalShare(WholeGpu(gpu.uuid), gpu.usable_memory - 200 * MIB, Sharing.TIME_SLICING))
     ((where, availability, why),) = told(view_of(gpu, allocations=held))
     assert (where, availability) == ("whole", "unusable")
-    assert why == "200 MiB left, which a program's CUDA context alone needs"
+    assert why == "only 200 MiB left, no more than a program's CUDA context needs"
     all_of_it = holding(FractionalShare(WholeGpu(gpu.uuid), gpu.usable_memory, Sharing.TIME_SLICING))
     assert not told(view_of(gpu, allocations=all_of_it))
 

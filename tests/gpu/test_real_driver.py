@@ -129,4 +129,4 @@ def _field_difference(gpu: GpuState, reported: GpuInstanceProfile, known: GpuIns
     says, has = getattr(reported, field), getattr(known, field)
     if says == has or has is None or (field == "memory" and says in known.other_memory):
         return []
-    return [f"{gpu.label} ({gpu.name}): {reported.name} {field}: the driver says {says}, the catalogue {has}"]
+    return [f"{gpu.label} ({gpu.name}): {reported.name} {field}: the driver reports {says}, the catalogue {has}"]

@@ -288,7 +288,7 @@ def test_a_change_that_is_told_to_end_when_it_is_made_stays_and_says_so(bench: M
         f"version: v1\nhooks:\n  apply-exit:\n  - workdir: /tmp\n    command: /bin/sh\n    args: ['-c', '{script}']\n"
     )
     found = ended_by_sigterm(b, "-c", "all-balanced", "--hooks-file", str(hooks), at=begun.exists)
-    assert found == (143, "interrupted: the change was made before")
+    assert found == (143, "interrupted: the change had already been made")
     assert names(cut_of(b.observe().gpus[0])) == Counter({"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1})
 
 

@@ -225,7 +225,7 @@ def test_a_lost_run_starts_again_as_it_was(detaching: Detaching) -> None:
     assert detaching.tranche("job wait exp7")[0] == 5
     assert (detaching.job()["request"], detaching.job()["command"][:5]) == (f"{HALF} --time 1h", "sh -c")
     assert detaching.tranche("job logs exp7")[1].splitlines().count(f"{folder} a b") == 2
-    assert detaching.tranche("job restart --lost") == (0, "no detached run is lost\n")
+    assert detaching.tranche("job restart --lost") == (0, "there are no lost runs to restart\n")
     assert detaching.tranche("job restart exp7")[0] == 0
     assert detaching.tranche("job wait exp7")[0] == 5
 

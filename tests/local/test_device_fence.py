@@ -297,9 +297,9 @@ def test_people_read_how_far_the_fence_reaches(fenced: FencedMachine) -> None:
     def told() -> str:
         return fenced.shared.machine.tranche("policy", "fence").stdout
 
-    assert told().splitlines() == ["The fence is off.", "Programs in user.slice open all GPUs."]
+    assert told().splitlines() == ["The fence is off.", "Programs in user.slice can open all GPUs."]
     fenced.fence("--on", "--exempt", "0")
-    assert told().splitlines() == ["The fence is on.", "Sessions open no GPU."]
+    assert told().splitlines() == ["The fence is on.", "Sessions cannot open GPUs."]
     fenced.fence("--off")
     attach_filter(fenced.sessions, FenceFilter((SIMULATED_GPU_MAJOR,), frozenset()), "/others")
     assert "The fence of another state folder also applies" in told()

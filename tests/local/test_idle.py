@@ -354,7 +354,7 @@ def test_a_hold_is_seen_idle_by_all_and_ends_when_the_policy_says_so(quick: Sess
     explained: dict[str, Any] = machine.json("explain", "--gpus", "1")
     assert explained["idleHolders"] == [held["id"]]
     told = machine.tranche("explain", "--gpus", "1").stdout
-    assert f"{held['owner']['name']} has done nothing on GPU 0 for 0s: share {held['id']}" in told
+    assert f"{held['owner']['name']} has run nothing on GPU 0 for 0s: share {held['id']}" in told
     want(machine, 1, ends=True)
     wait_until(lambda: ended(machine))
     assert "because it was idle for " in machine.json("events")["events"][-1]["message"]

@@ -148,7 +148,7 @@ def test_bad_names(tmp_path: Path, name: str) -> None:
 def test_what_to_simulate_must_be_said_once_and_be_known(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no board 'H900'"):
         SimulatedMachine.create("m", boards=["H900"], root=tmp_path)
-    with pytest.raises(InvalidRequest, match=r"no machine type 'p9\.huge'"):
+    with pytest.raises(InvalidRequest, match=r"unknown machine type 'p9\.huge'"):
         SimulatedMachine.create(machine_type="p9.huge", root=tmp_path)
     with pytest.raises(InvalidRequest, match="either"):
         SimulatedMachine.create("m", root=tmp_path)
@@ -170,7 +170,7 @@ def test_an_unwritable_root_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(SimulatorError, match="cannot create") as refused:
         SimulatedMachine.create("m", boards=["T4"], root=tmp_path / "file")
     assert refused.value.hint == (
-        "if another user is just creating it, run the command again; otherwise, set TRANCHE_SIM_ROOT to a writable folder"
+        "if another user is creating it now, run the command again; otherwise, set TRANCHE_SIM_ROOT to a writable folder"
     )
 
 

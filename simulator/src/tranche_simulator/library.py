@@ -155,13 +155,13 @@ def explain(code: int, doing: str) -> SimulatorError:
             return SimulatorError(message, hint="the machine's state file is gone; create the machine again")
         case 18:
             return SimulatorError(
-                f"{doing}: another version of the simulator wrote the state file, or it is not a state file",
+                f"{doing}: the state file is invalid, or another version of the simulator wrote it",
                 hint="destroy the simulated machine and create it again",
             )
         case 19 | 20:
             return GpuInUse(message, hint="`nvidia-smi` shows the processes that use it")
         case 29:
-            return GpuInUse(message, hint="a GPU in MIG mode runs programs only on its MIG devices; name one of them")
+            return GpuInUse(message, hint="a GPU in MIG mode runs programs only on its MIG devices; use one of them")
         case _:
             return SimulatorError(message)
 

@@ -104,7 +104,7 @@ class SimulatedMachine:
                 f"{name!r} is not a valid machine name", hint="use letters, digits, dots, dashes and underscores"
             )
         if not 0 <= time_scale < float("inf"):
-            raise InvalidRequest(f"the time scale must be a number, 0 or more, not {time_scale}")
+            raise InvalidRequest(f"the time scale must be a non-negative number, not {time_scale}")
         if driver and not DRIVER.fullmatch(driver):
             raise InvalidRequest(f"{driver!r} is not a driver version", hint="write it like 580.95.05")
         machine = cls((root or machines_directory()) / name)
@@ -114,7 +114,7 @@ class SimulatedMachine:
         except OSError as error:
             raise SimulatorError(
                 f"cannot create {machine.directory}: {error.strerror}",
-                hint="if another user is just creating it, run the command again; otherwise, set TRANCHE_SIM_ROOT to a "
+                hint="if another user is creating it now, run the command again; otherwise, set TRANCHE_SIM_ROOT to a "
                 "writable folder",
             ) from error
         structs = spec_structs(specs)
@@ -122,9 +122,7 @@ class SimulatedMachine:
             os.fsencode(machine.state), name.encode(), structs, len(specs), time_scale, seed
         )
         if code == library.IN_USE:
-            raise MachineExists(
-                f"there is already a simulated machine {name!r} in {machine.directory.parent}", name=name
-            )
+            raise MachineExists(f"simulated machine {name!r} already exists in {machine.directory.parent}", name=name)
         library.check(code, f"cannot create the simulated machine {name!r}")
         if driver:
             machine.set_driver(driver)
@@ -190,11 +188,13 @@ class SimulatedMachine:
 
     def set_driver(self, version: str) -> None:
         """Change the driver, for processes started from now on."""
-        self._call("trancheSimSetDriver", version.encode(), doing=f"cannot give {self.name} driver {version}")
+        self._call(
+            "trancheSimSetDriver", version.encode(), doing=f"cannot set the driver version of {self.name} to {version}"
+        )
 
     def set_context_memory(self, memory: int) -> None:
         """Change how much device memory a new CUDA context takes, in bytes; 0 derives it from its multiprocessors."""
-        self._call("trancheSimSetContextMemory", memory, doing=f"cannot set the size of contexts of {self.name}")
+        self._call("trancheSimSetContextMemory", memory, doing=f"cannot set the context size of {self.name}")
 
     def set_limits_backend(self, backend: Literal["misc", "dmem", "off", "lax"]) -> None:
         """Change how the driver keeps memory limits of control groups: in its own table, by the kernel, or not at all.
@@ -302,7 +302,7 @@ class SimulatedMachine:
 
     def inject_stuck_mode(self, gpu: int, *, stuck: bool = True) -> None:
         """From now on a pending MIG mode of the GPU never becomes current."""
-        self._call("trancheSimInjectStuckMode", gpu, int(stuck), doing=f"cannot change the mode fault of GPU {gpu}")
+        self._call("trancheSimInjectStuckMode", gpu, int(stuck), doing=f"cannot change the MIG mode fault of GPU {gpu}")
 
     def inject_busy(self, uuid: str, *, pid: int = 4_999_999, name: str = "phantom", memory: int = 0) -> None:
         """Pin a client without a process on a GPU or MIG device, until cleared or rebooted.

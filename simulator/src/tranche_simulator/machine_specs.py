@@ -14,10 +14,12 @@ from tranche_simulator.machines import MACHINE_TYPES, GpuSpec, in_a_row
 def chosen_gpus(machine_type: str, boards: Sequence[str], gpus: Sequence[GpuSpec]) -> Sequence[GpuSpec]:
     """The GPUs of a machine type, of boards (catalogue keys or product names), or those given; InvalidRequest otherwise."""
     if sum(map(bool, (machine_type, boards, gpus))) != 1:
-        raise InvalidRequest("name either a machine type or its boards")
+        raise InvalidRequest("give either a machine type or its boards")
     if machine_type:
         if machine_type not in MACHINE_TYPES:
-            raise InvalidRequest(f"no machine type {machine_type!r}", hint=f"known types: {', '.join(MACHINE_TYPES)}")
+            raise InvalidRequest(
+                f"unknown machine type {machine_type!r}", hint=f"known types: {', '.join(MACHINE_TYPES)}"
+            )
         return MACHINE_TYPES[machine_type].gpus
     if boards:
         by_key = {str(model["key"]): model for model in load_models()}
@@ -34,7 +36,7 @@ def _board_and_product(board: str, by_key: Mapping[str, Model]) -> tuple[str, in
             return key, 0
         if wanted in names:
             return key, names.index(wanted)
-    raise InvalidRequest(f"there is no board {board!r}", hint=f"known boards: {', '.join(by_key)}")
+    raise InvalidRequest(f"unknown board {board!r}", hint=f"known boards: {', '.join(by_key)}")
 
 
 def spec_structs(specs: Sequence[GpuSpec]) -> object:

@@ -123,8 +123,8 @@ class BootCut:
         if pods_run is None:
             if kept := shares_of_earlier_boots(ledger, booted):
                 self.tell(
-                    f"kept {kept} {'share' if kept == 1 else 'shares'} of pods: this process has its own PID namespace, "
-                    "so it cannot see whether the pods run"
+                    f"kept {kept} {'share' if kept == 1 else 'shares'} held by pods: this process has its own PID namespace, "
+                    "so it cannot see whether the pods are running"
                 )
             return
         freed = free_shares_of_earlier_boots(ledger, booted=booted, pods_run=pods_run, now=time.time())
@@ -142,7 +142,7 @@ class BootCut:
 
 def _require_gpus(node: NodeState) -> None:
     if not node.gpus:
-        raise DriverNotFound("the NVIDIA driver shows no GPU")
+        raise DriverNotFound("the NVIDIA driver reports no GPUs")
 
 
 def _pauses() -> Iterator[float]:
@@ -236,7 +236,7 @@ def ending_after(seconds: float, leave: Callable[[str], None], *, patience: floa
 def _reason(number: int, seconds: float) -> str:
     if number == signal.SIGTERM:
         return "it received SIGTERM"
-    return f"it did not end within {seconds:g} s: the driver does not answer, or is too slow"
+    return f"it did not finish within {seconds:g} s: the driver does not answer, or is too slow"
 
 
 def _is_heard(heard: list[float], patience: float) -> bool:

@@ -71,7 +71,7 @@ class InstalledUnit:
     def refuse_elsewhere(self) -> None:
         """UsageError if the root does not exist, or its folder of units is a link that leads out of it, to this machine's."""
         if not self.root.is_dir():
-            raise UsageError(f"{self.root} is not a folder", hint="name the root of a mounted image")
+            raise UsageError(f"{self.root} is not a folder", hint="give the root of a mounted image")
         folder = self.file.parent.resolve()
         if not folder.is_relative_to(self.root.resolve()):
             raise UsageError(
@@ -128,7 +128,7 @@ def _write(file: Path, text: str) -> None:
 def _refused(verb: str, path: Path, error: OSError) -> PermissionDenied | UsageError:
     if isinstance(error, PermissionError):
         return PermissionDenied(f"no permission to {verb} {path}", hint="run the command with sudo")
-    return UsageError(f"cannot {verb} {path}: {error.strerror}", hint="for an image, name its root with --root DIR")
+    return UsageError(f"cannot {verb} {path}: {error.strerror}", hint="for an image, give its root with --root DIR")
 
 
 def command_line(command: tuple[str, ...]) -> str:
@@ -174,7 +174,7 @@ def install_unit(
     if circle := circle_through(root):
         unit.remove()
         raise UsageError(
-            f"the unit would create an ordering cycle with other units, so Tranche removed it again: {circle}",
+            f"the unit would create an ordering cycle with other units, so Tranche removed it: {circle}",
             hint="this machine starts the driver after units that use it; see docs/guides/boot.md",
         )
     return changed
@@ -199,9 +199,9 @@ class NodeInstallation:
         said = [f"{InstalledUnit(self.root).file} is {'written and enabled' if changed else 'up to date'}"]
         if not self.partition:
             if self._remove_file():
-                said.append(f"removed {SETTINGS_FILE}: the settings no longer name a partition")
+                said.append(f"removed {SETTINGS_FILE}: the settings no longer specify a partition")
         elif self._foreign():
-            said.append(f"kept {SETTINGS_FILE}: it belongs to the node")
+            said.append(f"kept {SETTINGS_FILE}: the agent did not write it")
         else:
             wanted = "".join(str(parse_partition(self.partition)).split())
             self._write_file(f"{MARK}{PARTITION}={wanted}\n")

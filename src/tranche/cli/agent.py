@@ -418,6 +418,6 @@ def _refuse_to_stop_host_services(environ: Mapping[str, str]) -> None:
     variable = "WITH_SHUTDOWN_HOST_GPU_CLIENTS"
     if environ.get(variable, "").lower() in ("1", "t", "true"):
         raise UsageError(
-            f"{variable} is not supported: the agent does not stop services of the host",
+            f"{variable} is not supported: the agent does not stop host services",
             hint="remove the variable, and stop services that use the GPUs (dcgm, nvsm) before a layout change",
         )

@@ -135,7 +135,7 @@ def status(context: click.Context, root: Path, output: str) -> None:
         try:
             ended = read_outcome(register_places(settings, reading=True).ledger, boot_id())
         except TrancheError as error:
-            warn(f"the result of the partitioning is unknown: {error.message}")
+            warn(f"the partitioning result is unknown: {error.message}")
     found = {
         "unit": str(unit.file),
         "installed": unit.installed,
@@ -187,7 +187,7 @@ def _boot(settings: Settings, settings_file: str, seconds: float) -> None:
         tell(_NOTHING_THERE)
         return
     _ended(settings, asked, None)
-    tell(f"{sum_up(result.decision)}; the GPUs have {result.slices} slices, as {asked} asks")
+    tell(f"{sum_up(result.decision)}; the GPUs have {result.slices} slices for {asked}")
 
 
 def _cut(settings: Settings, wanted: BootSettings, seconds: float, tell: Callable[[str], None]) -> CutResult | None:
@@ -211,7 +211,7 @@ def _ended(settings: Settings, asked: str, error: TrancheError | None) -> None:
         places = register_places(settings)
         record_outcome(places.ledger, time=time.time(), boot_id=boot_id(), asked=asked, error=error)
     except TrancheError as unwritten:
-        warn(f"cannot record the result of the partitioning for the node's agent: {unwritten.message}")
+        warn(f"cannot record the partitioning result for the node's agent: {unwritten.message}")
 
 
 def _settings_of(path: str) -> BootSettings:

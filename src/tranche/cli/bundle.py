@@ -85,11 +85,11 @@ def command(
     refuse_kubeconfig_alone(kubeconfig, cluster)
     if not (only_list or yes or output or sys.stdin.isatty()):
         raise UsageError(
-            "cannot ask whether to write the archive: this is not a terminal",
-            hint="use --yes, or name the archive with -o",
+            "cannot ask for confirmation: stdin is not a terminal",
+            hint="use --yes, or give a file with -o",
         )
     if output == Path("-"):
-        raise UsageError("an archive cannot go to stdout", hint="name a file with -o")
+        raise UsageError("cannot write an archive to stdout", hint="give a file with -o")
     now = time.time()
     moment = datetime.fromtimestamp(now, UTC)
     left_out: LeftOut = {}
@@ -177,7 +177,7 @@ def _machine_entries(settings: Settings, left_out: LeftOut) -> Iterator[ArchiveF
     yield from entry("gpus.json", "GPUs, slices and their holders", lambda: answers.to(lambda: _gpus(settings)))
     yield from entry("ps.json", "allocations and waiting requests", lambda: answers.to(lambda: _shares(settings)))
     yield from entry("events.json", "what happened, by kind", lambda: _events(settings))
-    yield from entry("layout.json", "the present slices, as a layout", lambda: answers.to(lambda: _layout(settings)))
+    yield from entry("layout.json", "the current slices, as a layout", lambda: answers.to(lambda: _layout(settings)))
     yield from entry("machine.json", "kernel, distribution, driver modules", lambda: _as_json(machine_facts()))
     yield from entry("xids.json", "XIDs in the kernel's log", lambda: _as_json(kernel_xids()))
     for log in sorted(_LOGS.glob("*tranche*/*/*.log")):

@@ -54,7 +54,7 @@ def _registered(context: click.Context, *, waiting_only: bool) -> Iterator[tuple
     with closing(open_to_read(places)) as ledger, ledger.read() as db:
         if not waiting_only:
             yield from ((each.id, f"{each.request}: {each.command}") for each in register.allocations(db))
-        yield from ((each.id, f"waits for {each.request}: {each.command}") for each in records.waiters(db))
+        yield from ((each.id, f"waiting for {each.request}: {each.command}") for each in records.waiters(db))
 
 
 @_complete

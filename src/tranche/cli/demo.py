@@ -86,7 +86,7 @@ def _check_writable(picture: str) -> None:
     """Refuse, before the demo runs, a file that cannot be written."""
     folder = Path(picture).parent
     if picture == "-" or Path(picture).is_dir() or not folder.is_dir():
-        raise UsageError(f"cannot write a picture to {picture!r}", hint="name a file in a folder that exists")
+        raise UsageError(f"cannot write a picture to {picture!r}", hint="give a file in an existing folder")
     if not os.access(folder, os.W_OK):
         raise PermissionDenied(f"no permission to write {picture}")
 
@@ -95,7 +95,8 @@ def _simulated(speed: float, seed: int) -> DemoResult:
     boards = mig_boards()
     if boards:
         hint(
-            f"this machine has GPUs that can be partitioned ({', '.join(dict.fromkeys(boards))}): tranche demo --real uses them"
+            f"this machine has GPUs that can be partitioned ({', '.join(dict.fromkeys(boards))}); "
+            "to use them, run: tranche demo --real"
         )
     say(f"tranche demo: a simulated {MACHINE_TYPE}, on a clock {speed:g} times as fast as a wall clock")
     with heeding_signals(), demo_machine(1 / speed) as machine:
@@ -112,7 +113,7 @@ def _real(settings: Settings, yes: bool, speed: float, seed: int) -> DemoResult:
         with host() as looking:
             gpus = first_product(looking.view().node)
             check_free(looking, gpus)
-        say(f"tranche demo: {len(gpus)} x {gpus[0].name}. Jobs only sleep; GPUs are really partitioned.")
+        say(f"tranche demo: {len(gpus)} x {gpus[0].name}. The jobs only sleep, but the GPUs are really partitioned.")
         if not yes:
             question = (
                 "The demo changes their MIG mode (with resets where needed) and restores it afterwards. Continue?"
@@ -265,8 +266,8 @@ The {slices.seconds:.1f} s include {slices.cutting:.1f} s to partition the GPUs 
         text += f"""\
 All times are from a clock {speed:g} times as fast as a wall clock, on a simulated {machine}.
 Jobs and GPU operations take 1/{speed:g} of their time on hardware. Tranche's own work takes its full time, so each
-second of it counts {speed:g} times here. With that work outside the partitioning counted once, the
-ratio is {result.ratio_at_full_time:.2f}.
+second of it counts {speed:g} times here. If this work counted only once, except during partitioning,
+the ratio would be {result.ratio_at_full_time:.2f}.
 """
     else:
         text += f"""\

@@ -80,7 +80,7 @@ def run_detached(
         return code if code >= 0 else 128 - code
     show(name)
     if not options["quiet"]:
-        say(f"job {name} goes on without this terminal; its output: tranche job logs -f {name}")
+        say(f"job {name} continues without this terminal; to see its output, run: tranche job logs -f {name}")
     return 0
 
 
@@ -99,7 +99,7 @@ def restart(settings: Settings, names: Sequence[str], run: Callable[..., int], *
             hint="list your detached runs with: tranche job list",
         )
     if store is None or not found:
-        say("no detached run is lost")
+        say("there are no lost runs to restart")
         return 0
     if lost:
         _await_service(settings)

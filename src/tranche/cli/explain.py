@@ -100,7 +100,7 @@ def command(
         _explain_pod(_pod_name(kind, name), namespace, kubeconfig, output)
         return
     if namespace is not None or kubeconfig is not None:
-        raise UsageError("--namespace and --kubeconfig apply only to pods", hint="name the pod as pod/NAME")
+        raise UsageError("--namespace and --kubeconfig apply only to pods", hint="write the pod as pod/NAME")
     asked = None if waiter_id else parse_request(**request)
     with open_host(settings, reading=True) as host:
         view = host.daemons.view_as_said(look_at(host))
@@ -145,8 +145,8 @@ def _place(request: Request, uid: int, order: FairOrder | None) -> tuple[object,
 def _pod_name(kind: str, name: str) -> str:
     if kind.lower() not in _PODS:
         raise UsageError(
-            f"'{kind}/{name}' cannot be explained",
-            hint="name a pod as pod/NAME; for a job, use: tranche job describe NAME",
+            f"cannot explain '{kind}/{name}'",
+            hint="write a pod as pod/NAME; for a job, use: tranche job describe NAME",
         )
     if _POD_NAME.fullmatch(name) is None:
         raise UsageError(
@@ -201,17 +201,17 @@ def _print(answer: Explanation, view: NodeView, names: NameTable, told: Sequence
         show(f"  {line}")
     if answer.starts_by is not None:
         also = " and reservations allow it" if view.reservations else ""
-        when = f"when others have reached their time limits{also}"
+        when = f"once other commands have reached their time limits{also}"
         show(f"  it starts by {describe.local_time(answer.starts_by)}, {when}")
     show()
     print_table(("GPU", "REASON", "MISSING", "HELD BY", "WHY"), _gpu_rows(answer.gpus, node, names))
     if answer.answers.unnamed:
-        show(f"and {answer.answers.unnamed:,} more GPUs, with other reasons")
+        show(f"and {answer.answers.unnamed:,} more GPUs, for other reasons")
     hints = [named(each.text, names) for each in answer.remedies]
     if answer.impossible is not None and answer.impossible.hint:
         hints.append(answer.impossible.hint)
     if hints:
-        searched = f" (found on {answer.advice.looked_at} of the GPUs)" if answer.advice.looked_at else ""
+        searched = f" ({answer.advice.looked_at} of the GPUs searched)" if answer.advice.looked_at else ""
         show()
         show(f"what would help, cheapest first{searched}:")
         for number, hint in enumerate(hints, start=1):

@@ -49,7 +49,7 @@ def fence(settings: Settings, /, on: bool, off: bool, exempt: tuple[str, ...], o
     $ tranche policy fence --off
     """
     if on and off:
-        raise UsageError("--on and --off contradict each other", hint="give one of them")
+        raise UsageError("--on and --off cannot be combined", hint="give one of them")
     if exempt and not on:
         raise UsageError("--exempt requires --on", hint="for example: tranche policy fence --on --exempt ann")
     uids = frozenset(int(quota_key("user", each)) for each in exempt)
@@ -107,28 +107,27 @@ def _print(report: FenceReport) -> None:
     open_ = [each.path for each in report.sessions if not each.rule]
     if not report.sessions:
         show(
-            "No control groups of login sessions: systemd does not run here, so programs outside shares open all GPUs."
+            "There are no control groups for login sessions, because systemd is not running. "
+            "Programs outside shares can open all GPUs."
         )
     elif not open_:
-        show("Sessions open no GPU.")
+        show("Sessions cannot open GPUs.")
     else:
-        show(f"Programs in {', '.join(open_)} open all GPUs.")
+        show(f"Programs in {', '.join(open_)} can open all GPUs.")
     if changing := [each.path for each in report.sessions if each.rule and each.rule != report.wanted]:
-        show(f"The exemptions in {', '.join(changing)} change within seconds.")
+        show(f"The exemptions in {', '.join(changing)} will change within seconds.")
     if report.others:
         show(
             "The fence of another state folder also applies to these groups. Take it down there, or restart the machine."
         )
     if report.unfenced:
-        show(
-            "\nThese shares began without the fence. With it, sessions lose their GPUs after the last of them has ended:"
-        )
+        show("\nThese shares began without the fence. Sessions can open GPUs until the last of them ends:")
         print_table(
             ("SHARE", "USER", "COMMAND"),
             [(each.id, user_name(_owner(each)), each.command) for each in report.unfenced],
         )
     _print_uses(
-        "With the fence, these programs outside shares keep what they have opened, but open no GPU again:",
+        "With the fence, these programs outside shares keep their open GPUs, but cannot open GPUs again:",
         report.inside,
     )
     _print_uses("The fence does not reach these programs outside shares:", report.beyond)

@@ -43,7 +43,7 @@ def command(context: click.Context, /, output: str, **options: Any) -> None:
     settings: Settings = context.obj
     if context.args:
         raise UsageError(
-            "tranche hold takes no command",
+            "tranche hold does not accept a command",
             hint=f"run a command in a share with: tranche run REQUEST -- {shlex.join(context.args)}",
         )
     run = partial(run_command, settings, **options)

@@ -273,7 +273,7 @@ def _undone_by_signals(
         said = "the change has been undone" if narrator.begun else "nothing was changed"
         if stop.left:
             said = f"undoing the change failed, so parts of it remain: {stop.left}"
-        say(f"interrupted: {'the change was made before' if change.made else said}")
+        say(f"interrupted: {'the change had already been made' if change.made else said}")
         sys.exit(stop.exit_code)
 
 
@@ -400,7 +400,7 @@ def export(settings: Settings, config_label: str, output_format: str) -> None:
     node = observe(settings)
     for gpu in node:
         if gpu.lost:
-            warn(f"{gpu.label} is lost and left out")
+            warn(f"{gpu.label} is lost, so the layout omits it")
         for instance in gpu.instances:
             if not instance.compute_instances:
                 warn(

@@ -47,8 +47,8 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
 
     if textfile is not None and not textfile.parent.is_dir():
         raise UsageError(
-            f"cannot write {textfile}: there is no folder {textfile.parent}",
-            hint="name a file in node exporter's --collector.textfile.directory",
+            f"cannot write {textfile}: folder {textfile.parent} does not exist",
+            hint="choose a file in node exporter's --collector.textfile.directory",
         )
 
     def look() -> NodeFacts:

@@ -54,7 +54,7 @@ def show_gpus(kubeconfig: str | None, *, as_json: bool) -> None:
     if counted := [each.node.name for each in nodes if each.node.resources and not each.gpus]:
         more = f" and {len(counted) - _NAMED} more" if len(counted) > _NAMED else ""
         warn(
-            f"not listed: {', '.join(counted[:_NAMED])}{more}; Kubernetes knows only how many devices a device plugin has: "
+            f"not listed: {', '.join(counted[:_NAMED])}{more}; a device plugin reports only how many devices it has, so "
             "run tranche nodes, or tranche gpus on the node"
         )
     gpus = [gpu for each in nodes for gpu in each.gpus]
@@ -77,5 +77,5 @@ def _fleet(kubeconfig: str | None) -> Fleet:
 
     fleet = asked_as_person(kubeconfig, None, ask)
     for what in fleet.unread:
-        warn(f"your account may not read {what}")
+        warn(f"your account cannot read {what}")
     return fleet

@@ -116,7 +116,7 @@ def asked_as_person(
     except KubernetesForbidden as error:
         raise KubernetesForbidden(
             error.message,
-            hint="your account has no permission for this: name your namespace with -n, or ask the cluster's administrator",
+            hint="your account has no permission for this: give your namespace with -n, or ask the cluster's administrator",
         ) from error
 
 

@@ -132,7 +132,7 @@ def show(line: str = "", *, mark: str = "", err: bool = False, color: bool | Non
 def shortened(text: str, longest: int = 400) -> str:
     """The text, or its beginning and how much was left out: other people's reasons and commands can be of any length."""
     left = len(text) - longest
-    return text if left <= 0 else f"{text[:longest]}... ({left:,} more characters; for the full text use -o json)"
+    return text if left <= 0 else f"{text[:longest]}... ({left:,} more characters; for the full text, use -o json)"
 
 
 def _cell(value: object) -> str:

@@ -29,7 +29,7 @@ from tranche.node.store import records
 from tranche.node.store.register import user_name
 
 _WEIGHT = re.compile(r"\d{1,4}", re.ASCII)
-_FAIR = "requests of those who have used less are served first"
+_FAIR = "requests from users with less GPU time are served first"
 _PREEMPTIBLE = "preemptible commands are allowed"
 _GPU_OPTION = click.option(
     "--gpu",
@@ -154,7 +154,7 @@ def list_(settings: Settings, /, output: str) -> None:
         show(_PREEMPTIBLE)
     if exempt is not None:
         show("")
-        show("the machine has a fence; tranche policy fence shows how far it reaches")
+        show("the machine has a fence; to see what it covers, run: tranche policy fence")
     if set(quotas.values()) - {UserQuota(weight=1)} or set(quotas) - {EVERYONE}:
         show("")
         print_table(
@@ -234,7 +234,7 @@ def quota(
     """
     given = [each for each in (gpus, gpu_memory, shares, time, gpu_hours) if each is not None]
     if bool(given) is remove:
-        what = "--remove takes no limit" if remove else "give at least one limit, or --remove"
+        what = "--remove cannot be combined with limits" if remove else "give at least one limit, or --remove"
         raise UsageError(what, hint="for example: tranche policy quota --gpus 2")
     if groups and time is not None:
         raise UsageError(
@@ -284,7 +284,7 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
     $ tranche policy fair --off
     """
     if off and weight is not None:
-        raise UsageError("--off takes no weight", hint="for example: tranche policy fair --off")
+        raise UsageError("--off cannot be combined with --weight", hint="for example: tranche policy fair --off")
     if not off and (weight is None) is not (not users and not groups):
         raise UsageError(
             "--weight must be used together with --user or --group",
@@ -325,7 +325,7 @@ def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None
     $ tranche policy idle --off
     """
     if off is (after is not None or end):
-        what = "--off takes no other option" if off else "give --after, --end or --off"
+        what = "--off cannot be combined with other options" if off else "give --after, --end or --off"
         raise UsageError(what, hint="for example: tranche policy idle --after 45m")
     wanted = IdlePolicy(IdlePolicy().after if after is None else idle_seconds(after), end)
     with open_host(settings) as host, host.ledger.write() as db:
@@ -374,7 +374,7 @@ def _set_timeslice(settings: Settings, gpus: tuple[str, ...], length: Timeslice)
         cut = next((gpu for gpu in named if gpu.mig_enabled), None)
         if cut is not None:
             raise PolicyInvalid(
-                f"{cut.label} is in MIG mode, in which the driver supports no time slices",
+                f"{cut.label} is in MIG mode, in which the driver does not support time slices",
                 hint="time slices are for shares of a whole GPU: turn MIG mode off first",
             )
         set_timeslices(host, [gpu.uuid for gpu in named], length)

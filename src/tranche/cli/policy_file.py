@@ -125,7 +125,7 @@ def _consequences(
 
 def _print(changes: list[PolicyChange], *, dry_run: bool) -> None:
     if not changes:
-        say("the policy is already as in the file")
+        say("the policy already matches the file")
         return
     print_table(("POLICY OF", "BEFORE", "AFTER"), changes)
     if dry_run:

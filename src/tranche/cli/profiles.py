@@ -130,7 +130,7 @@ def _observe(settings: Settings) -> NodeState:
     except DriverNotFound as error:
         raise DriverNotFound(
             error.message,
-            hint="boards in the catalogue need no driver: tranche profiles --board A100-40GB; list the boards with --boards",
+            hint="for a board in the catalogue, run: tranche profiles --board A100-40GB; list the boards with --boards",
         ) from error
 
 
@@ -143,7 +143,7 @@ def _find_gpu(node: NodeState, name: str) -> GpuState:
         raise HardwareError(f"the driver has lost {gpu.label}", hint="to see what is wrong, run: tranche doctor")
     if not gpu.mig_capable:
         raise MigNotSupported(
-            f"{gpu.label} ({gpu.name}) cannot be partitioned: it has no MIG",
+            f"{gpu.label} ({gpu.name}) cannot be partitioned: it does not support MIG",
             hint="request the whole GPU: tranche run --gpus 1",
         )
     return gpu
@@ -159,7 +159,7 @@ def _machine_sheets(node: NodeState) -> list[_Sheet]:
             say(
                 f"the driver has lost {gpu.label}"
                 if gpu.lost
-                else f"{gpu.label} ({gpu.name}) cannot be partitioned: it has no MIG"
+                else f"{gpu.label} ({gpu.name}) cannot be partitioned: it does not support MIG"
             )
     return [
         _Sheet.of_gpu(
@@ -186,11 +186,11 @@ def _show(sheets: Sequence[_Sheet], output: str) -> None:
                 row.insert(1, sheet.free[profile.enum])
         print_table(columns, rows)
         if sheet.gpus and sheet.source == "catalogue":
-            say("this driver describes profiles only with MIG mode on; the table shows the catalogue's")
+            say("this driver describes profiles only with MIG mode on; the table shows the catalogue's profiles")
         if any("?" in str(cell) for row in rows for cell in row):
             show(_UNVERIFIED)
         if sheet.unverified:
-            show(f"? of the board: {'; '.join(sheet.unverified)}")
+            show(f"unverified for the board: {'; '.join(sheet.unverified)}")
 
 
 def _show_catalogue(output: str) -> None:
@@ -217,7 +217,7 @@ def _show_catalogue(output: str) -> None:
 _COLUMNS = ("PROFILE", "ID", "MEMORY GiB", "SM", "SLICES", "CE", "DEC", "ENC", "JPEG", "OFA", "MAX", "PLACEMENTS")
 _WIDE_COLUMNS = (*_COLUMNS, "COMPUTE INSTANCES")
 _UNVERIFIED = (
-    "? after a value: unverified, copied or inferred from a board of the same family; ? alone: no known source"
+    "? after a value: unverified, copied or inferred from a board of the same family; ? on its own: no known source"
 )
 
 

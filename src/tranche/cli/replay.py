@@ -84,7 +84,7 @@ def _lines(stream: IO[bytes], file: str) -> Iterator[RecordedDecision]:
     while line := stream.readline(_LONGEST_LINE + 1):
         number += 1
         if len(line) > _LONGEST_LINE:
-            raise UsageError(f"{source}, line {number} is longer than any recorded decision")
+            raise UsageError(f"{source}, line {number} is too long for a recorded decision")
         try:
             yield decision_from_dict(json.loads(line))
         except (ValueError, RecursionError) as error:

@@ -50,7 +50,7 @@ def command(settings: Settings, /, days: int | None, month: str | None, by: str,
     $ tranche report --month 2026-10 --by group -o csv
     """
     if days is not None and month is not None:
-        raise UsageError("--days and --month exclude each other", hint="give only one of them")
+        raise UsageError("--days and --month cannot be combined", hint="give only one of them")
     now = time.time()
     first, last = _month(month) if month is not None else _days(days or 30, now)
     with open_host(settings, reading=True) as host, host.ledger.read() as db:

@@ -81,7 +81,7 @@ def add(
     now = time.time()
     start, seconds = parse_moment(begins, now), round(parse_duration(length))
     if seconds < 1:
-        raise UsageError(f"a reservation of '{length}' is less than a second", hint="for example: --for 6h")
+        raise UsageError(f"a reservation of '{length}' is shorter than a second", hint="for example: --for 6h")
     wanted = named_users(users, groups, check=True)
     names = ", ".join(f"group {name.removeprefix(GROUP)}" if is_group(key) else name for key, name in wanted.items())
     with open_host(settings) as host:
@@ -100,7 +100,7 @@ def add(
         on = ranges({view.node.gpu(each.gpu_uuid).index for each in share.grants if each.gpu_uuid in new.gpu_uuids})
         warn(f"{called.get(share.id, share.id)} on GPU {on} {until}")
     for gpu, other in others_on(view, new):
-        warn(f"{gpu.label} is also {other}; on it, commands in the earlier reservation need a time limit")
+        warn(f"{gpu.label} is also {other}; commands on it in the earlier reservation need a time limit")
     for gpu, process in strangers(view, new.gpu_uuids):
         warn(f"{process} on {gpu.label} was started without Tranche")
 

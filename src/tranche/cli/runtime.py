@@ -106,7 +106,7 @@ class _Format(click.Choice[str]):
     def get_invalid_choice_message(self, value: str, ctx: click.Context | None) -> str:
         """What click says, and what helps."""
         text = super().get_invalid_choice_message(value=value, ctx=ctx)
-        return f"{text} Every JSON document is YAML, too: -o json." if value.lower() in ("yaml", "yml") else text
+        return f"{text} JSON is also valid YAML: use -o json." if value.lower() in ("yaml", "yml") else text
 
 
 _STATE_DIR = Path("/var/lib/tranche")
@@ -296,7 +296,7 @@ def warn_of_hidden_devices(node: NodeState) -> None:
 
 def unsettled(error: TrancheError) -> None:
     """Say that what dead processes left is still there, and why."""
-    warn(f"cannot clear what dead processes left, so this list still shows it: {error.message}")
+    warn(f"cannot clean up after dead processes, so this list still shows what they left: {error.message}")
 
 
 def full_id(host: Host, typed: str) -> str:

@@ -93,7 +93,7 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
     tell_systemd(root, "restart" if changed else "start", _UNIT)
     say(f"{unit.file} is {'written and enabled' if changed else 'up to date'}")
     if root == Path("/") and not systemd_runs(root):
-        warn("systemd does not run here, so nothing was started; without systemd, run: tranche serve")
+        warn("systemd is not running here, so nothing was started; without systemd, run: tranche serve")
     warn_of_program(root, path)
 
 
@@ -132,7 +132,7 @@ def _serve(settings: Settings) -> None:
             )
         environment = child_environment(settings)
         RunService(listener, lock, places.ledger, open_for, lambda line: say(f"tranche: {line}"), environment).serve()
-        say("tranche: the service is ending; running commands keep their shares")
+        say("tranche: the service is stopping; running commands keep their shares")
 
 
 def import_what_requests_need() -> None:
@@ -149,7 +149,7 @@ def _warn_of_closed_folders() -> None:
     paths = {Path(each) for one in (sys.executable, __file__) for each in (os.path.abspath(one), os.path.realpath(one))}
     folders = {folder for path in paths for folder in path.parents}
     if closed := sorted(each for each in folders if not each.stat().st_mode & stat.S_IXOTH):
-        warn(f"users cannot execute Tranche, because {closed[0]} is closed to them: install Tranche in /opt")
+        warn(f"users cannot execute Tranche, because they have no access to {closed[0]}: install Tranche in /opt")
 
 
 def _passed_socket() -> socket.socket | None:

@@ -67,7 +67,7 @@ def create(
     NAME defaults to the machine type.
     """
     if not machine_type and not boards and not name:
-        raise UsageError("which machine?", hint=f"name a type ({', '.join(MACHINE_TYPES)}), or its boards with --gpu")
+        raise UsageError("which machine?", hint=f"give a type ({', '.join(MACHINE_TYPES)}), or its boards with --gpu")
     machine = SimulatedMachine.create(
         name or "",
         machine_type=machine_type or ("" if boards else name or ""),
@@ -144,7 +144,7 @@ def _readable() -> Iterator[SimulatedMachine]:
         try:
             machine.gpus()
         except MachineError as error:
-            warn(f"{machine.name} is left out: {error.message}")
+            warn(f"skipping {machine.name}: {error.message}")
         else:
             yield machine
 
@@ -267,7 +267,7 @@ def _machine(settings: Settings) -> SimulatedMachine:
     if not state.is_file():
         raise SimulatorError(
             f"no simulated machine at {state}",
-            hint="name one with --simulate, or set the variables of `tranche sim env`",
+            hint="choose one with --simulate, or set the variables of `tranche sim env`",
         )
     return SimulatedMachine(state.parent)
 
@@ -296,7 +296,7 @@ def _hold(uuids: Sequence[str]) -> int:
     # What is ignored stays ignored, so that nohup works: a blocked signal would be waited for all the same.
     heeded = [each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN]
     signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
-    say(f"attached to {', '.join(uuids)} as process {os.getpid()}; end with Ctrl-C")
+    say(f"attached to {', '.join(uuids)} as process {os.getpid()}; press Ctrl-C to end")
     signal.sigwait(heeded)
     return 0
 
@@ -437,7 +437,7 @@ def stuck_mode(machine: Machine, gpu: int) -> None:
     They remain pending until `tranche sim inject NAME clear`.
     """
     machine().inject_stuck_mode(gpu)
-    say(f"changes of MIG mode on GPU {gpu} stay pending")
+    say(f"MIG mode changes on GPU {gpu} stay pending")
 
 
 @inject.command()

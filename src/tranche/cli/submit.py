@@ -110,7 +110,7 @@ def command(
     """
     asked = parse_request(**request)
     if not image:
-        raise UsageError("a job needs an image", hint="name one with --image, or set TRANCHE_IMAGE")
+        raise UsageError("a job needs an image", hint="choose one with --image, or set TRANCHE_IMAGE")
     from tranche.kubernetes.jobs.manifest import (
         JobRequest,
         checked_name,
@@ -123,7 +123,7 @@ def command(
     )
 
     if priority is not None and queue is None:
-        raise UsageError("--priority needs --queue", hint="name Kueue's LocalQueue with --queue")
+        raise UsageError("--priority needs --queue", hint="give Kueue's LocalQueue with --queue")
     suffix = "".join(secrets.choice(_LETTERS) for _ in range(5))
     wish = JobRequest(
         name=checked_name(name) if name is not None else name_from(command_line, suffix),
@@ -177,15 +177,17 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run:
         created = await client.create(template, job)
         say(f"submitted {created}: {wish.request}")
         follow = f"attach {wish.name}" if wish.interactive else f"logs -f {wish.name}"
-        hint(f"tranche job {follow} -n {namespace}; see why it waits: tranche job describe {wish.name} -n {namespace}")
+        hint(
+            f"tranche job {follow} -n {namespace}; to see why it waits, run: tranche job describe {wish.name} -n {namespace}"
+        )
     _print([each for each in (template, job) if each is not None], output)
 
 
 def _say_left_out(request: Request, spec: ClaimSpec) -> None:
     if left_out := [each for each in spec.left_out if each.gpus]:
         sizes = ", ".join(f"{format_memory(each.memory * MIB)} ({each.gpus} GPUs)" for each in left_out)
-        warn(f"the claim for {request} leaves out GPUs of {sizes}: a claim lists at most eight alternatives")
-        hint("name the GPUs with --gpu-model, or an amount with --gpu-memory")
+        warn(f"the claim for {request} leaves out GPUs of {sizes}: a claim can list at most eight alternatives")
+        hint("choose the GPUs with --gpu-model, or an amount with --gpu-memory")
 
 
 def _print(objects: list[dict[str, Any]], output: str) -> None:

@@ -40,7 +40,7 @@ class _Difference:
     explained: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.profile} {self.field}: the driver says {self.driver}, the catalogue {self.catalogue}"
+        text = f"{self.profile} {self.field}: the driver reports {self.driver}, the catalogue {self.catalogue}"
         return f"{text} ({self.explained})" if self.explained else text
 
 

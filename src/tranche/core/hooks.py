@@ -51,7 +51,9 @@ def _parse_hook(where: str, data: object) -> Hook:
     entry = _mapping(data, where)
     command = _text(entry.get("command"), f"{where}: 'command'")
     if not command:
-        raise HooksInvalid(f"{where}: 'command' is missing", hint="a hook is {command, args, envs, workdir}")
+        raise HooksInvalid(
+            f"{where}: 'command' is missing", hint="a hook has the fields command, args, envs and workdir"
+        )
     arguments = entry.get("args") if entry.get("args") is not None else []
     if not isinstance(arguments, list):
         raise HooksInvalid(f"{where}: 'args' must be a list of strings")

@@ -155,7 +155,7 @@ class LayoutFile:
         if name is None:
             raise LayoutUnknown(
                 "missing required flag 'selected-config' when more than one config available",
-                hint=f"name one with -c; {offered}",
+                hint=f"choose one with -c; {offered}",
             )
         for layout in self.layouts:
             if layout.name == name:
@@ -190,5 +190,5 @@ def _spec_warnings(spec: LayoutSpec, node: NodeState, *, other_boards: bool) -> 
         if index not in present:
             warnings.append(f"device index {index} matches no GPU: this machine has {len(present)}")
         elif not spec.matches_product(present[index]):
-            warnings.append(f"device index {index} is not matched by its device-filter")
+            warnings.append(f"device index {index} does not match its device-filter")
     return warnings

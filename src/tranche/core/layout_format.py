@@ -15,7 +15,7 @@ from tranche.core.profile import ProfileName, parse_profile
 
 VERSION = "v1"
 
-_HINT = "the format is described in docs/reference/layouts.md"
+_HINT = "for the format, see docs/reference/layouts.md"
 
 
 def parse_layouts(data: object, *, source: str = "the configuration file") -> LayoutFile:

@@ -88,58 +88,58 @@ def _gpu_section(
 ) -> tuple[SharingPolicy | None, Mapping[str, Timeslice] | None]:
     if not any(field in document for field in _GPU_FIELDS):
         return None, None
-    every = _use(document["sharing"], "the policy") if "sharing" in document else None
+    every = _use(document["sharing"], "in the policy") if "sharing" in document else None
     gpus: dict[str, GpuPolicy] = {}
-    lengths = {EVERY_GPU: _length(document["timeslice"], "the policy")} if "timeslice" in document else {}
+    lengths = {EVERY_GPU: _length(document["timeslice"], "in the policy")} if "timeslice" in document else {}
     named: set[str] = set()
     known = {*(before.sharing or SharingPolicy()).gpus, *(before.timeslices or {})} - {EVERY_GPU}
     for entry in _list(document.get("gpus", []), "gpus"):
-        given = _fields(entry, ("gpu", "sharing", "timeslice"), "an entry in gpus")
+        given = _fields(entry, ("gpu", "sharing", "timeslice"), "an entry in 'gpus'")
         name = given.get("gpu")
         if isinstance(name, bool) or not isinstance(name, int | str) or len(given) == 1:
-            raise PolicyInvalid("an entry in gpus needs gpu (an index or a UUID), and sharing or timeslice")
+            raise PolicyInvalid("an entry in 'gpus' needs gpu (an index or a UUID), and sharing or timeslice")
         uuid = name if isinstance(name, str) and name in known else gpu_named(str(name), node).uuid
         if uuid in named:
-            raise PolicyInvalid(f"the policy names GPU {name} twice")
+            raise PolicyInvalid(f"the policy lists GPU {name} twice")
         named.add(uuid)
         if "sharing" in given:
-            gpus[uuid] = _use(given["sharing"], f"GPU {name}")
+            gpus[uuid] = _use(given["sharing"], f"for GPU {name}")
         if "timeslice" in given:
-            lengths[uuid] = _length(given["timeslice"], f"GPU {name}")
+            lengths[uuid] = _length(given["timeslice"], f"for GPU {name}")
             if any(gpu.uuid == uuid and gpu.mig_enabled for gpu in node):
-                raise PolicyInvalid(f"GPU {name} is in MIG mode, in which the driver supports no time slices")
+                raise PolicyInvalid(f"GPU {name} is in MIG mode, in which the driver does not support time slices")
     return SharingPolicy(every, gpus), lengths
 
 
-def _use(value: object, of: str) -> GpuPolicy:
+def _use(value: object, where: str) -> GpuPolicy:
     word = "off" if value is False else value  # YAML 1.1 reads off as false
     if not isinstance(word, str) or word not in list(GpuPolicy):
-        raise PolicyInvalid(f"the sharing of {of} must be one of {', '.join(GpuPolicy)}")
+        raise PolicyInvalid(f"'sharing' {where} must be one of {', '.join(GpuPolicy)}")
     return GpuPolicy(word)
 
 
-def _length(value: object, of: str) -> Timeslice:
+def _length(value: object, where: str) -> Timeslice:
     if not isinstance(value, str) or value not in list(Timeslice):
-        raise PolicyInvalid(f"the timeslice of {of} must be one of {', '.join(Timeslice)}")
+        raise PolicyInvalid(f"'timeslice' {where} must be one of {', '.join(Timeslice)}")
     return Timeslice(value)
 
 
 def _quotas(value: object, key_of: KeyOf) -> Mapping[str, UserQuota]:
     found: dict[str, UserQuota] = {}
     for entry in _list(value, "quotas"):
-        given = _fields(entry, ("user", "group", *_LIMITS), "an entry in quotas")
+        given = _fields(entry, ("user", "group", *_LIMITS), "an entry in 'quotas'")
         key, who = _key(given, key_of, "quotas")
-        limits = [_text(given[field], f"the {field} of {who}") if field in given else None for field in _LIMITS]
+        limits = [_text(given[field], f"'{field}' for {who}") if field in given else None for field in _LIMITS]
         if limits == [None] * len(_LIMITS):
-            raise PolicyInvalid(f"the quota of {who} has no limit; the limits are {', '.join(_LIMITS)}")
+            raise PolicyInvalid(f"the quota for {who} has no limit; the limits are {', '.join(_LIMITS)}")
         if key in found:
-            raise PolicyInvalid(f"quotas names {who} twice")
+            raise PolicyInvalid(f"'quotas' lists {who} twice")
         if is_group(key) and "time" in given:
-            raise PolicyInvalid(f"the quota of {who} cannot limit time, which applies to each command of a user")
+            raise PolicyInvalid(f"the quota for {who} cannot limit time, which applies to each command of a user")
         try:
             found[key] = parse_quota(*limits)
         except UsageError as error:
-            raise PolicyInvalid(f"the quota of {who}: {error.message}") from error
+            raise PolicyInvalid(f"the quota for {who}: {error.message}") from error
     return found
 
 
@@ -148,29 +148,29 @@ def _weights(value: object, key_of: KeyOf) -> Mapping[str, int]:
         return {EVERYONE: 1} if value else {}
     found = {EVERYONE: 1}
     for entry in _list(value, "fair"):
-        given = _fields(entry, ("user", "group", "weight"), "an entry in fair")
+        given = _fields(entry, ("user", "group", "weight"), "an entry in 'fair'")
         key, who = _key(given, key_of, "fair")
         weight = given.get("weight")
         if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= _MOST_WEIGHT:
-            raise PolicyInvalid(f"the weight of {who} is not a whole number from 1 to {_MOST_WEIGHT}")
+            raise PolicyInvalid(f"the weight of {who} must be a whole number from 1 to {_MOST_WEIGHT}")
         if key == EVERYONE:
-            raise PolicyInvalid("an entry in fair must name a user or a group")
+            raise PolicyInvalid("an entry in 'fair' must have a user or a group")
         if key in found:
-            raise PolicyInvalid(f"fair names {who} twice")
+            raise PolicyInvalid(f"'fair' lists {who} twice")
         found[key] = weight
     return found
 
 
 def _idle(value: object) -> IdlePolicy:
-    given = _fields(value, ("after", "end"), "idle")
+    given = _fields(value, ("after", "end"), "'idle'")
     ends = given.get("end", False)
     if not isinstance(ends, bool):
-        raise PolicyInvalid("the end of idle is neither true nor false")
+        raise PolicyInvalid("'end' in 'idle' must be true or false")
     try:
-        after = idle_seconds(_text(given["after"], "the after of idle")) if "after" in given else IdlePolicy().after
+        after = idle_seconds(_text(given["after"], "'after' in 'idle'")) if "after" in given else IdlePolicy().after
         return IdlePolicy(after, ends)
     except UsageError as error:
-        raise PolicyInvalid(f"the after of idle: {error.message}", hint=error.hint) from error
+        raise PolicyInvalid(f"'after' in 'idle': {error.message}", hint=error.hint) from error
 
 
 def idle_seconds(text: str) -> int:
@@ -183,7 +183,7 @@ def idle_seconds(text: str) -> int:
 
 def _preemption(value: object) -> bool:
     if not isinstance(value, bool):
-        raise PolicyInvalid("preemption is neither true nor false")
+        raise PolicyInvalid("'preemption' must be true or false")
     return value
 
 
@@ -192,8 +192,8 @@ def _fence(value: object, key_of: KeyOf) -> frozenset[int] | Literal[False]:
         return False
     if value is True:
         return frozenset()
-    given = _fields(value, ("exempt",), "fence")
-    users = [_text(each, "a user in the exempt of fence") for each in _list(given.get("exempt", []), "exempt")]
+    given = _fields(value, ("exempt",), "'fence'")
+    users = [_text(each, "a user in 'exempt' in 'fence'") for each in _list(given.get("exempt", []), "exempt")]
     return frozenset(int(key_of("user", each)) for each in users) - {0}
 
 
@@ -203,8 +203,8 @@ def _key(given: Mapping[str, Any], key_of: KeyOf, of: str) -> tuple[str, str]:
     if not kinds:
         return EVERYONE, "all users"
     if len(kinds) == 2:
-        raise PolicyInvalid(f"an entry in {of} names both a user and a group")
-    name = _text(given[kinds[0]], f"the {kinds[0]} of an entry in {of}")
+        raise PolicyInvalid(f"an entry in '{of}' has both a user and a group")
+    name = _text(given[kinds[0]], f"'{kinds[0]}' in '{of}'")
     return key_of(kinds[0], name), f"{kinds[0]} {name}"
 
 
@@ -217,18 +217,20 @@ def _fields(value: object, names: Sequence[str], what: str) -> Mapping[str, Any]
 
 def _refuse_unknown(value: Mapping[str, Any], names: Sequence[str], what: str) -> None:
     if unknown := sorted(map(str, value.keys() - set(names))):
-        raise PolicyInvalid(f"{what} has unknown fields: {', '.join(unknown)}", hint=f"known are {', '.join(names)}")
+        raise PolicyInvalid(
+            f"{what} has unknown fields: {', '.join(unknown)}", hint=f"the known fields are {', '.join(names)}"
+        )
 
 
 def _list(value: object, name: str) -> list[Any]:
     if not isinstance(value, list):
-        raise PolicyInvalid(f"{name} is not a list")
+        raise PolicyInvalid(f"'{name}' must be a list")
     return value
 
 
 def _text(value: object, what: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise PolicyInvalid(f"{what} is neither a number nor a text")
+        raise PolicyInvalid(f"{what} must be a number or text")
     return str(value)
 
 

@@ -67,10 +67,10 @@ def _moment(found: datetime.datetime, text: str) -> float:
     first, second = (found.replace(fold=fold).timestamp() for fold in (0, 1))
     shown = datetime.datetime.fromtimestamp(first).astimezone().replace(tzinfo=None, fold=0)
     if found.tzinfo is None and shown != found.replace(fold=0):
-        raise UsageError(f"the clock never shows '{text}': it is set forward then", hint="give another time")
+        raise UsageError(f"'{text}' does not exist, because the clock is set forward", hint="give another time")
     if first != second:
         raise UsageError(
-            f"the clock shows '{text}' twice: it is set back then",
+            f"'{text}' occurs twice, because the clock is set back",
             hint=f"add the offset from UTC, as in '{found:%Y-%m-%d %H:%M}+01:00'",
         )
     return first

@@ -66,7 +66,7 @@ def parse_boot_settings(text: str, source: str) -> BootSettings:
     if PARTITION not in values:
         raise PartitionInvalid(
             f"{source} does not set {PARTITION}",
-            hint=(f"it has {', '.join(sorted(values))}; " if values else "") + f"add {PARTITION}=..., {_EXAMPLES}",
+            hint=(f"it sets {', '.join(sorted(values))}; " if values else "") + f"add {PARTITION}=..., {_EXAMPLES}",
         )
     try:
         wanted = parse_partition(values[PARTITION])
@@ -79,7 +79,9 @@ def parse_partition(text: str) -> PartitionSpec | str:
     """Parse the value of MIG_PARTITION, to slices or a layout's name; raises PartitionInvalid with the broken rule."""
     value = text.strip()
     if not value:
-        raise PartitionInvalid(f"{PARTITION} is empty", hint=f"{_EXAMPLES}; to cut nothing at boot, remove the file")
+        raise PartitionInvalid(
+            f"{PARTITION} is empty", hint=f"{_EXAMPLES}; to partition nothing at boot, remove the file"
+        )
     if _LAYOUT_NAME.fullmatch(value):
         return value
     counts: dict[WantedProfile, int] = {}
@@ -120,6 +122,8 @@ def _unquoted(value: str, where: str) -> str:
     for quote in ("'", '"'):
         if value.startswith(quote) or value.endswith(quote):
             if len(value) < 2 or not (value.startswith(quote) and value.endswith(quote)):
-                raise PartitionInvalid(f"{where}: a quote has no end: {value}", hint="close it, or remove the quotes")
+                raise PartitionInvalid(
+                    f"{where}: a quote is not closed: {value}", hint="close it, or remove the quotes"
+                )
             return value[1:-1]
     return value

@@ -56,9 +56,7 @@ def parse_memory(text: str) -> int:
         raise UsageError("an amount of memory must be more than 0", hint="for example --gpu-memory 4Gi")
     if unit is None:
         meant = "G" if int(whole or 0) < _FEWEST_MIB else "Mi"
-        raise UsageError(
-            f"'{text}' is an amount of memory without a unit", hint=f"write it as {match['number']}{meant}"
-        )
+        raise UsageError(f"the amount of memory '{text}' has no unit", hint=f"write it as {match['number']}{meant}")
     divisor: int = 10 ** len(decimals)
     return -(-number * _UNITS[unit] // divisor)
 

@@ -149,7 +149,7 @@ def parse_request(
         demand = _parse_slice(mig_profile)
     if isolation not in list(Isolation):
         raise UsageError(
-            f"--isolation is {_LEVELS}, not '{isolation}'", hint="it is the weakest isolation that you accept"
+            f"--isolation must be {_LEVELS}, not '{isolation}'", hint="it is the weakest isolation that you accept"
         )
     if not gpu_model.strip().isprintable():
         raise UsageError(
@@ -157,7 +157,9 @@ def parse_request(
             hint="write a part of the name: --gpu-model A100",
         )
     if len(gpu_model) > _LONGEST_MODEL:
-        raise UsageError(f"--gpu-model has more than {_LONGEST_MODEL} characters, more than the name of any GPU model")
+        raise UsageError(
+            f"--gpu-model has more than {_LONGEST_MODEL} characters, but no GPU model has a name that long"
+        )
     request = Request(
         demand,
         Isolation(isolation),
@@ -180,7 +182,7 @@ def _parse_shares(text: str, demand: Demand) -> int:
         raise UsageError(
             "--count needs --gpu, --gpu-memory or --mig-profile", hint="for several whole GPUs, use --gpus N"
         )
-    return _whole(text, "number of shares", "write it as --count 2: two shares, each on another GPU")
+    return _whole(text, "number of shares", "write it as --count 2: two shares, each on a different GPU")
 
 
 def _parse_percent(text: str) -> int:
@@ -192,7 +194,9 @@ def parse_time_limit(text: str) -> int:
     """The seconds of a time limit; raises UsageError for less than one."""
     seconds = round(parse_duration(text))
     if seconds < 1:
-        raise UsageError(f"a time limit of '{text}' is less than a second", hint="use a time such as 45m, 4h or 1h30m")
+        raise UsageError(
+            f"a time limit of '{text}' is shorter than a second", hint="use a time such as 45m, 4h or 1h30m"
+        )
     return seconds
 
 
@@ -227,7 +231,7 @@ def _parse_slice(text: str) -> MigSlice:
         raise UsageError(error.message, hint=f"{_similar_profiles(text)}{error.hint}") from error
     if not profile.spans_gpu_instance:
         raise UsageError(
-            f"a request cannot name '{text}': shares are whole GPU instances",
+            f"a request for '{text}' is not possible: shares are whole GPU instances",
             hint=f"ask for {profile.gpu_instance}, or declare {profile} in a layout",
         )
     return MigSlice(profile)

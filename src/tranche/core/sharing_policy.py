@@ -53,7 +53,7 @@ def gpu_named(text: str, node: NodeState) -> GpuState:
             if gpu.nameless:
                 raise GpuNotFound(
                     f"{gpu.label} is lost and has not been seen since the machine started, so its UUID is unknown",
-                    hint="name it once the driver can reach it again",
+                    hint="try again once the driver can reach it",
                 )
             return gpu
     raise GpuNotFound(f"no GPU {text} on this machine", hint="list the GPUs with: tranche gpus")

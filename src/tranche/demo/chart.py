@@ -95,7 +95,7 @@ def draw_chart(chart: ChartPicture) -> str:
     slices = f"{chart.slices.at_once} jobs at a time, done after {clock_face(chart.slices.seconds)}"
     description = (
         f"On {chart.gpus} whole GPUs: {whole}. In slices of {chart.profile}: {slices}, "
-        f"{chart.slices.cutting:.1f} seconds of it for partitioning the GPUs. Made by {_conditions(chart)}."
+        f"{chart.slices.cutting:.1f} seconds of that for partitioning the GPUs. Made by {_conditions(chart)}."
     )
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:g}" role="img" aria-labelledby="t d">',

@@ -60,12 +60,12 @@ def idle_holders(answer: Explanation, view: NodeView) -> tuple[Allocation, ...]:
 
 
 def told_idle(share: Allocation, view: NodeView, names: NameTable) -> str:
-    """`ann has done nothing on GPU 3 for 42m: share 5d8fb96b`."""
+    """`ann has run nothing on GPU 3 for 42m: share 5d8fb96b`."""
     mine = {each.gpu_uuid for each in share.grants}
     where = describe.ranges(gpu.index for gpu in view.node if gpu.uuid in mine)
     who = owner_name(names.owners.get(share.id)) or "its user"
     idle = describe.idle(view.idle[share.id]).removeprefix("idle ")
-    return f"{who} has done nothing on GPU {where} for {idle}: share {share.id}"
+    return f"{who} has run nothing on GPU {where} for {idle}: share {share.id}"
 
 
 def fairness_document(order: FairOrder, uids: Iterable[int], user_name: Callable[[int], str]) -> list[dict[str, Any]]:

@@ -94,7 +94,10 @@ def why_they_wait(
     return [_AWAY if each.id in away else _why(next(answers), names) for each in queue]
 
 
-_AWAY: tuple[str, tuple[Obstacle, ...]] = ("its process is stopped or does not answer; others are served meanwhile", ())
+_AWAY: tuple[str, tuple[Obstacle, ...]] = (
+    "its process is stopped or does not answer; meanwhile, Tranche serves others",
+    (),
+)
 
 
 def _why(outlook: Decision | TrancheError, names: NameTable) -> tuple[str, tuple[Obstacle, ...]]:

@@ -12,9 +12,9 @@ from tranche.planning.decide.allocate import Waiting
 from tranche.planning.decide.obstacle import Obstacle, Reason
 
 _HELD = {
-    Reason.GPU_BUSY: "held",
-    Reason.NO_ROOM: "without room for it",
-    Reason.FRAGMENTED: "without room for it in one piece",
+    Reason.GPU_BUSY: "are held",
+    Reason.NO_ROOM: "have no room for it",
+    Reason.FRAGMENTED: "have no room for it in one piece",
 }
 """The obstacles made by shares or processes."""
 
@@ -60,7 +60,7 @@ def _clause(words: str, group: Sequence[Obstacle], total: int, names: NameTable)
         return f"{which} are {words}"
     if words not in _HELD.values():
         return f"{which}: {named(words, names)}"
-    return f"{which} are {words}: {_users(group, names)}"
+    return f"{which} {words}: {_users(group, names)}"
 
 
 def _count(each: Obstacle) -> int:

@@ -179,7 +179,7 @@ class _Verdict(NamedTuple):
 
 PROHIBITED = "compute mode PROHIBITED: no program can use it"
 _FREE = _Verdict(FreePlaceStatus.FREE)
-_NO_PROFILE = _Verdict(FreePlaceStatus.UNUSABLE, "no profile can be placed there beside the other slices")
+_NO_PROFILE = _Verdict(FreePlaceStatus.UNUSABLE, "no profile fits there next to the other slices")
 _RANK = {availability: rank for rank, availability in enumerate(FreePlaceStatus)}
 
 
@@ -211,7 +211,7 @@ class _Judge:
         self._everywhere = _against_all(view, here)
         self._uncut = [WholeGpu(here.gpu.uuid)] if here.untouched and not here.idle_foreign else []
         self._use = view.use_of(here.gpu.uuid)
-        self._policy = f"the GPU's policy is sharing={self._use}, which gives no"
+        self._policy = f"the GPU's policy is sharing={self._use}, which allows no"
         self._cut = self._use in (GpuPolicy.AUTO, GpuPolicy.MIG)
         self._rooms: list[Slice] = list(self._found_rooms()) if self._cut else []
 
@@ -257,7 +257,7 @@ class _Judge:
         elif self._use in (GpuPolicy.MIG, GpuPolicy.OFF):
             verdict = max(verdict, _Verdict(FreePlaceStatus.UNUSABLE, f"{self._policy} parts"), key=_rank)
         elif shared.left <= gpu.context_memory:
-            too_little = f"{format_memory(shared.left)} left, which a program's CUDA context alone needs"
+            too_little = f"only {format_memory(shared.left)} left, no more than a program's CUDA context needs"
             verdict = max(verdict, _Verdict(FreePlaceStatus.UNUSABLE, too_little), key=_rank)
         yield FreePlace(None if slot is None else slot.placement, *verdict)
 

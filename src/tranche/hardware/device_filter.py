@@ -105,7 +105,7 @@ def others_filters(folder: Path, owner: str) -> tuple[str, ...]:
 def _unavailable(folder: Path, error: OSError) -> FenceUnavailable:
     hint = "the fence needs root, cgroup version 2 and a kernel with CONFIG_CGROUP_BPF"
     if error.errno in (errno.E2BIG, errno.EPERM) and os.geteuid() == 0:
-        hint = f"see which programs others have attached there: bpftool cgroup tree {folder}"
+        hint = f"to see which programs others have attached there, run: bpftool cgroup tree {folder}"
     return FenceUnavailable(
         f"the kernel denies a device filter on the control group {folder}: {error.strerror}", hint=hint
     )

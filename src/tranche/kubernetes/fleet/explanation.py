@@ -186,7 +186,7 @@ def _preparing(pod: FleetPod, node: str, wanted: tuple[str, ...], given: tuple[H
     else:
         message = f"it was allocated devices; node {node} has not prepared them yet"
     if pod.refusal is None:
-        notes = (f"your account may not read events in {pod.namespace}, where the node reports why it refuses",)
+        notes = (f"your account cannot read events in {pod.namespace}, where the node reports why it refuses",)
     return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, given, remedies=advice, notes=notes)
 
 
@@ -277,9 +277,9 @@ def _notes(demands: Sequence[DeviceRequest], fleet: Fleet, claims: Sequence[Flee
             yield f"the configuration of claim {claim.namespace}/{claim.name} is not for Tranche: {claim.ignored}"
     for what in fleet.unread:
         yield (
-            f"your account may not read {what}; devices that they hold count as free"
+            f"your account cannot read {what}; devices that they hold count as free"
             if "claims" in what
-            else (f"your account may not read {what}")
+            else (f"your account cannot read {what}")
         )
     for each in dict.fromkeys(text for demand in demands for wanted in demand.alternatives for text in wanted.unread):
         yield f"a condition of the claim counts as met, because Tranche cannot evaluate it: {each}"

@@ -51,7 +51,7 @@ async def offered_cards(api: ApiConnection, request: Request) -> tuple[SharedGpu
     devices = await _devices(reader)
     if reader.unread:
         raise KubernetesForbidden(
-            f"your account may not read ResourceSlices, and the memory of {request} depends on the cluster's GPU sizes",
+            f"your account cannot read ResourceSlices, and the memory of {request} depends on the cluster's GPU sizes",
             hint="ask for an amount with --gpu-memory",
         )
     return shared_cards(devices, request.gpu_model)

@@ -176,7 +176,7 @@ def plain_profiles(gpu: GpuState) -> tuple[GpuInstanceProfile, ...]:
 def _for_profile(demand: MigSlice, gpu: GpuState, use: GpuPolicy) -> Candidate | Obstacle:
     profile = gpu.profile(demand.profile)
     if profile is None or not profile.starts:
-        text = f"offers no {demand.profile}" if gpu.mig_capable else "cannot be partitioned: it has no MIG"
+        text = f"offers no {demand.profile}" if gpu.mig_capable else "cannot be partitioned: it does not support MIG"
         return obstacle(gpu, Reason.PROFILE_NOT_SUPPORTED, text)
     if use in (GpuPolicy.SHARED, GpuPolicy.OFF):
         return obstacle(gpu, Reason.POLICY, f"is not partitioned for requests: its policy is sharing={use}")
