@@ -93,7 +93,7 @@ def test_what_a_nodes_agent_installs_boots_and_what_it_removes_does_not(bootable
     by_agent.install()
     booted = made.boot()
     assert booted.slices_for_kubelet == 7
-    assert "the GPUs have 7 slices, as 7*1g.5gb asks" in booted.properties["StatusText"]
+    assert "the GPUs have 7 slices for 7*1g.5gb" in booted.properties["StatusText"]
     made.machine.machine.reboot()
     by_agent.remove()
     booted = made.boot()
@@ -163,7 +163,7 @@ def test_on_a_machine_that_runs_the_unit_comes_and_goes(bootable: MakeBootable) 
     booted = made.boot()
     out = made.folder / "out"
     assert (out / "installed").read_text().split() == ["LoadState=loaded", "ActiveState=active"]
-    assert "as 19,19,19,19,19,19,19 asks" in (out / "said").read_text()
+    assert "slices for 19,19,19,19,19,19,19" in (out / "said").read_text()
     assert (out / "removed").read_text().split() == ["LoadState=not-found", "ActiveState=inactive"]
     assert "tranche-boot.service" not in (out / "left").read_text().split()
     assert (booted.slices_for_kubelet, booted.failed) == (0, "")

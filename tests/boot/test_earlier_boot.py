@@ -108,7 +108,7 @@ def test_the_kernel_says_when_it_was_started(tmp_path: Path, lines: Sequence[str
 
 @pytest.mark.parametrize(
     ("pods_run", "said"),
-    [(None, "kept 7 shares of pods:"), (True, ""), (False, "released the shares that 7 pods held")],
+    [(None, "kept 7 shares held by pods:"), (True, ""), (False, "released the shares that 7 pods held")],
 )
 def test_it_is_said_what_becomes_of_the_shares_of_pods(tmp_path: Path, pods_run: bool | None, said: str) -> None:
     node = node_of(tmp_path, "A100-40GB")

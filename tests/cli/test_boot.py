@@ -200,7 +200,7 @@ def test_a_service_manager_that_does_not_listen_holds_nothing_up(two_a100: TestM
 def test_where_nothing_can_be_written_down_it_is_said(two_a100: TestMachine) -> None:
     (two_a100.folder / "state").write_text("no folder")
     done = two_a100.tranche(*asking(two_a100, "MIG_PARTITION=x,y\n"), code=18)
-    assert "cannot record the result" in done.stderr
+    assert "cannot record the partitioning result" in done.stderr
 
 
 def test_the_unit_is_written_once_and_removed_without_a_trace(two_a100: TestMachine, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_status_shows_the_unit_also_where_the_ledger_is_damaged(two_a100: TestMa
         log.unlink()
     two_a100.ledger.write_bytes(b"no database" * 1000)
     done = two_a100.tranche("boot", "status")
-    assert "the result of the partitioning is unknown" in done.stderr
+    assert "the partitioning result is unknown" in done.stderr
     assert done.stdout.startswith("unit ")
 
 

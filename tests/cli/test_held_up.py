@@ -124,7 +124,7 @@ def test_readers_show_what_cannot_be_cleared_while_somebody_decides(two_a100: Te
         for arguments in READERS[:2]:
             done = two_a100.tranche(*arguments)
             assert share in done.stdout
-            assert f"so this list still shows it: pid {os.getpid()} (" in done.stderr
+            assert f"so this list still shows what they left: pid {os.getpid()} (" in done.stderr
     assert share not in two_a100.tranche("ps").stdout
 
 

@@ -110,7 +110,7 @@ def test_a_share_is_asked_for_on_the_gpus_that_the_cluster_has(api: ServedApi) -
     [
         (["--gpu", "0.5", "--gpus", "1"], 2, "exactly one of"),
         ([], 2, "exactly one of"),
-        (["--gpu-memory", "16"], 2, "without a unit"),
+        (["--gpu-memory", "16"], 2, "has no unit"),
         (["--gpu-memory", "4Gi", "--name", "A"], 2, "is not a valid job name"),
         (["--gpu-memory", "4Gi", "--env", "NONE"], 2, "not set in your environment"),
         (["--gpu-memory", "4Gi", "--volume", "x"], 2, "not a volume"),

@@ -341,7 +341,7 @@ def test_a_wrong_weight_changes_nothing(make_machine: MakeMachine, arguments: tu
         (("--remove", "--gpus", "1"), "--remove cannot be combined with limits"),
         (("--gpus", "all"), "'all' is not a number of GPUs"),
         (("--gpus", "1.005"), "'1.005' is not a number of GPUs up to 999999 with at most two decimals"),
-        (("--gpu-memory", "40"), "without a unit"),
+        (("--gpu-memory", "40"), "has no unit"),
         (("--gpu-memory", "9223372037G"), "more GPU memory than any machine has"),
         (("--gpu-hours", "1.5"), "is not a whole number of GPU-hours"),
         (("--group", "daemon", "--time", "1h"), "--time cannot be set for a group"),

@@ -123,4 +123,4 @@ def test_a_file_that_is_refused(text: str, words: str) -> None:
 def test_a_misspelled_name_is_shown() -> None:
     with pytest.raises(PartitionInvalid) as refused:
         parse_boot_settings("MIG_PARTITON=19\n", "mig")
-    assert "it has MIG_PARTITON" in refused.value.hint
+    assert "it sets MIG_PARTITON" in refused.value.hint

@@ -58,7 +58,7 @@ def test_what_is_not_an_amount_of_memory_is_refused_by_name(text: str) -> None:
     [("16", "16G"), (" 0.5 ", "0.5G"), ("80", "80G"), ("2000", "2000Mi"), ("16384", "16384Mi")],
 )
 def test_an_amount_without_a_unit_is_refused_with_the_one_that_was_meant(text: str, hint: str) -> None:
-    with pytest.raises(UsageError, match="without a unit") as caught:
+    with pytest.raises(UsageError, match="has no unit") as caught:
         parse_memory(text)
     assert caught.value.hint == f"write it as {hint}"
 

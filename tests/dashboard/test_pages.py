@@ -170,7 +170,7 @@ def test_the_answer_to_a_question_is_that_of_explain(
         ({"kind": "", "amount": "4Gi"}, "choose what to request"),
         ({"kind": "isolation", "amount": "hard"}, "choose what to request"),
         ({"kind": "gpu_memory", "amount": "much"}, "'much' is not an amount of memory"),
-        ({"kind": "gpu_memory", "amount": "16"}, "without a unit"),
+        ({"kind": "gpu_memory", "amount": "16"}, "has no unit"),
         ({"kind": "gpus", "amount": "1", "isolation": "wall"}, "not 'wall'"),
     ],
 )

@@ -480,7 +480,7 @@ def test_a_service_that_ends_lets_its_requests_go_on(shared: SharedMachine, numb
     assert shared.service is not None
     shared.service.send_signal(number)
     assert shared.service.wait(30) == 0
-    assert "the service is ending" in shared.log[-1]
+    assert "the service is stopping" in shared.log[-1]
     assert shared.run("run", *HALF, "--", "true")[0] == ServiceUnavailable.exit_code
     shared.serve()
     assert shared.run("run", *HALF, "--", "true")[0] == 0

@@ -130,7 +130,7 @@ def test_description_for_people(tmp_path: Path) -> None:
 def test_a_name_is_taken_once(tmp_path: Path) -> None:
     first = SimulatedMachine.create("m", boards=["T4"], root=tmp_path)
     uuid = first.gpus()[0].uuid
-    with pytest.raises(SimulatorError, match="already a simulated machine 'm'"):
+    with pytest.raises(SimulatorError, match="simulated machine 'm' already exists"):
         SimulatedMachine.create("m", boards=["L4"], root=tmp_path)
     assert SimulatedMachine.open("m", root=tmp_path).gpus()[0].uuid == uuid
     assert sorted(path.name for path in first.directory.iterdir()) == ["machine.json", "state"]
