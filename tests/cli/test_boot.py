@@ -55,7 +55,7 @@ def test_the_articles_file_gives_fifty_six_slices_and_the_second_time_nothing_ch
     machine = make_machine(machine_type="p4d.24xlarge")
     done = machine.tranche(*asking(machine))
     assert slices(machine) == [7] * 8
-    assert "the GPUs have 56 slices, as 19,19,19,19,19,19,19 asks" in done.stderr
+    assert "the GPUs have 56 slices for 19,19,19,19,19,19,19" in done.stderr
     before = machine.changes()
     done = machine.tranche(*asking(machine))
     assert "nothing to do" in done.stderr

@@ -146,7 +146,7 @@ def test_bad_names(tmp_path: Path, name: str) -> None:
 
 
 def test_what_to_simulate_must_be_said_once_and_be_known(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="no board 'H900'"):
+    with pytest.raises(InvalidRequest, match="unknown board 'H900'"):
         SimulatedMachine.create("m", boards=["H900"], root=tmp_path)
     with pytest.raises(InvalidRequest, match=r"unknown machine type 'p9\.huge'"):
         SimulatedMachine.create(machine_type="p9.huge", root=tmp_path)

@@ -196,7 +196,7 @@ def boot_ended(db: sqlite3.Connection, time: float, boot_id: str, asked: str, er
     from tranche.core.events import BootEnded
 
     if error is None:
-        message = f"at boot: the GPUs are partitioned as {asked} asks"
+        message = f"at boot: the GPUs are partitioned for {asked}"
     else:
         message = f"at boot: {error.message}" + (f" ({error.hint})" if error.hint else "")
     _write(db, time, BootEnded(boot_id, asked, "" if error is None else error.reason), message)
