@@ -192,7 +192,7 @@ def _print(answer: Explanation, view: NodeView, names: NameTable, told: Sequence
         for step in steps:
             show(f"  {node.gpu(step.gpu_uuid).label}: {step}")
         for sharing, why in answer.passed_over.items():
-            show(f"  not by {sharing.for_people}: {why}")
+            show(f"  not shared by {sharing.for_people}: {why}")
         return
     said = reasons(answer, names)
     if said and said.count("; ") < len(answer.gpus) - 1:

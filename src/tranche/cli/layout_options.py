@@ -104,7 +104,7 @@ def patience(wait: bool, timeout: float | None) -> WaitLimit:
 def required_checkpoint_file(path: str | None) -> str:
     """The checkpoint file's name."""
     if not path:
-        raise UsageError("missing required flags 'checkpoint-file'", hint="name it with -f FILE")
+        raise UsageError("missing required flags 'checkpoint-file'", hint="give the file with -f FILE")
     return path
 
 

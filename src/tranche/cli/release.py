@@ -48,7 +48,7 @@ def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: f
         ended = take_back(host, allocation_id, terminate=terminate, grace=grace)
     for each in ended.undrained:
         warn(
-            f"killed without draining, because the MPS daemon of {each.device_uuid} did not release it: {each.why}; "
+            f"killed the processes before the MPS daemon of {each.device_uuid} released them: {each.why}; "
             "programs that share the device may fail"
         )
     if os.environ.get(MARK) == allocation_id and os.environ.get("CUDA_VISIBLE_DEVICES"):

@@ -135,7 +135,7 @@ def _quotas(value: object, key_of: KeyOf) -> Mapping[str, UserQuota]:
         if key in found:
             raise PolicyInvalid(f"'quotas' lists {who} twice")
         if is_group(key) and "time" in given:
-            raise PolicyInvalid(f"the quota for {who} cannot limit time, which applies to each command of a user")
+            raise PolicyInvalid(f"the quota for {who} cannot limit time, because that limit applies to each command")
         try:
             found[key] = parse_quota(*limits)
         except UsageError as error:

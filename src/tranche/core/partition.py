@@ -107,7 +107,7 @@ def _element(text: str, value: str) -> tuple[WantedProfile, int]:
         raise PartitionInvalid(f"'{text}' {where} asks for zero slices", hint="a count must be at least 1")
     if placed := _PLACED.fullmatch(match["profile"]):
         raise PartitionInvalid(
-            f"'{text}' {where} names a placement",
+            f"'{text}' {where} includes a placement",
             hint=f"Tranche chooses the placements so that all slices fit: write {placed['profile']}",
         )
     if _NUMBER.fullmatch(match["profile"]):

@@ -259,7 +259,7 @@ def read_timeslice(nvidia_smi: str, gpu_uuid: str) -> Timeslice:
     said = _run([nvidia_smi, "compute-policy", "-i", gpu_uuid, "--list"], f"read the time slice of {gpu_uuid}")
     found = re.findall(_TIMESLICE, said, re.IGNORECASE)
     if len(found) != 1:
-        raise HardwareError(f"cannot read the time slice of {gpu_uuid}: nvidia-smi said: {said[:200]}")
+        raise HardwareError(f"cannot read the time slice of {gpu_uuid}: nvidia-smi reported: {said[:200]}")
     return Timeslice(found[0].lower())
 
 
@@ -275,7 +275,7 @@ def _run(command: list[str], what: str, *, hint: str = "", seconds: float = 60.0
         raise HardwareError(f"cannot {what}: {error}") from error
     said = " ".join((done.stdout + done.stderr).split())
     if done.returncode != 0:
-        raise HardwareError(f"cannot {what}: nvidia-smi said: {said}", hint=hint)
+        raise HardwareError(f"cannot {what}: nvidia-smi reported: {said}", hint=hint)
     return said
 
 

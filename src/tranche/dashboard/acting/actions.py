@@ -161,7 +161,7 @@ class ReleaseAction(DashboardAction):
 
         ended = take_back(host, self.target, terminate=True, grace=_GRACE_SECONDS, confirm=confirm)
         said = [
-            f"killed without draining, because the MPS daemon of {each.device_uuid} did not release it: {each.why}; "
+            f"killed the processes before the MPS daemon of {each.device_uuid} released them: {each.why}; "
             "programs that share the device may fail."
             for each in ended.undrained
         ]
