@@ -177,9 +177,7 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run:
         created = await client.create(template, job)
         say(f"submitted {created}: {wish.request}")
         follow = f"attach {wish.name}" if wish.interactive else f"logs -f {wish.name}"
-        hint(
-            f"tranche job {follow} -n {namespace}; to see why it waits, run: tranche job describe {wish.name} -n {namespace}"
-        )
+        hint(f"tranche job {follow} -n {namespace}; see why it waits: tranche job describe {wish.name} -n {namespace}")
     _print([each for each in (template, job) if each is not None], output)
 
 
