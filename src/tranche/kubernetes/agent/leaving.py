@@ -262,7 +262,7 @@ def say_claims_left(kubeconfig: str | None, environ: Mapping[str, str], say: Cal
 
     reader, found = asyncio.run(read())
     if reader.unread:
-        say("cannot tell which pods have GPUs through claims: this account may not read claims")
+        say("cannot tell which pods have GPUs through claims: this account cannot read claims")
     pods = sorted({f"{each.namespace}/{name}" for each in found or () if each.given for name in each.pods})
     if pods:
         more = f" and {len(pods) - _NAMED} more" if len(pods) > _NAMED else ""
