@@ -115,7 +115,7 @@ def _layouts(report: Report, cluster: Cluster, node: Node) -> None:
         ],
     )
     worst = max(median(each.after for each in times) for times in measured.values())
-    report.verdict(f"Slices are allocatable within {GOAL_SECONDS:g} s after NVML has finished.", worst <= GOAL_SECONDS)
+    report.verdict(f"Slices are allocatable within {GOAL_SECONDS:g} s after NVML finishes.", worst <= GOAL_SECONDS)
 
 
 def _name(start: str, end: str, meanwhile: str = "") -> str:
