@@ -108,7 +108,7 @@ def _layouts(report: Report, cluster: Cluster, node: Node) -> None:
     )
     measured = labelled | {(*change, "8 pods hold 3g.20gb"): times for change, times in around_pods.items()}
     report.table(
-        ["layout", "label to NVML", "NVML at work", "NVML to allocatable", "command to NVML", "at work", "to its end"],
+        ["layout", "label to NVML", "NVML busy", "NVML to allocatable", "command to NVML", "NVML busy", "NVML to exit"],
         [
             [_name(*change), *_medians(times), *(_medians(commanded[change]) if change in commanded else ("", "", ""))]
             for change, times in measured.items()
