@@ -62,8 +62,8 @@ def command(
 ) -> None:
     """Compare whole GPUs with slices, on a simulated machine.
 
-    The demo runs the same jobs on whole GPUs and on slices, then serves mixed requests on demand. Without --real, it
-    creates a simulated p4d.24xlarge, removes it afterwards, and changes nothing else. The results go to stdout.
+    The demo runs the same jobs on whole GPUs and on slices. Then it serves mixed requests on demand. Without --real, it
+    creates a simulated p4d.24xlarge, removes it afterwards, and changes nothing else.
     """
     if picture is not None:
         _check_writable(picture)

@@ -78,7 +78,7 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     the driver. With --cluster, it checks agents, nodes, layouts, resources, permissions and policies, as far as your
     account can read them.
 
-    It changes nothing. The exit code is 1 if a check fails, and 0 otherwise. Warnings do not count.
+    It changes nothing. The exit code is 1 if a check fails, and 0 otherwise. Warnings do not affect it.
     """
     refuse_kubeconfig_alone(kubeconfig, cluster)
     if cluster:

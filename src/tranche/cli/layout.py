@@ -55,7 +55,7 @@ def command() -> None:
     """Plan, apply, check and save the layouts of GPUs.
 
     A layout declares which GPUs are in MIG mode and how many slices of each profile they have. A layout file uses the
-    v1 format of mig-parted. Without a file, the commands use the layouts that Tranche generates for this machine (see:
+    v1 format of mig-parted. Without a file, the commands use the layouts that Tranche generates for this machine (see
     tranche layout generate).
 
     \b
@@ -93,7 +93,7 @@ def plan(
     """Print the steps that a layout needs, and change nothing.
 
     With -o json, the output is a plan for `tranche layout apply --plan`. Tranche refuses to apply this plan if the GPUs
-    have changed since.
+    have changed in the meantime.
     """
     layout = _layout_of_file(config_file, selected_config)
     with open_host(settings, reading=True) as host:
@@ -158,8 +158,8 @@ def apply(
 def restore(settings: Settings, /, checkpoint_file: str | None, **options: Any) -> None:
     """Restore the MIG modes and instances from a checkpoint.
 
-    Instances with the recorded placement remain. Like tranche layout apply, the command destroys other instances and
-    creates the missing ones.
+    Instances at their recorded placement remain. Like tranche layout apply, the command destroys other instances and
+    creates missing ones.
     """
     path, how = required_checkpoint_file(checkpoint_file), _ChangeOptions(**options)
     environment: dict[str, object] = {
@@ -441,7 +441,7 @@ def generate(settings: Settings, output_file: str, output_format: str) -> None:
 def checkpoint(settings: Settings, checkpoint_file: str | None) -> None:
     """Save MIG modes and instances to a file.
 
-    The file contains every instance with its placement. `tranche layout restore` restores them.
+    The file lists every instance with its placement, for `tranche layout restore`.
     """
     path = required_checkpoint_file(checkpoint_file)
     data = checkpoint_to_data(take_checkpoint(observe(settings)))

@@ -229,7 +229,9 @@ QUEUE = MetricFamily(
     "tranche_queue_requests", "Number of requests waiting in the queue of `tranche run` on this machine."
 )
 QUEUE_OLDEST = MetricFamily(
-    "tranche_queue_oldest_wait_seconds", "Time that the oldest request has been waiting.", absent="no request is waiting"
+    "tranche_queue_oldest_wait_seconds",
+    "Time that the oldest request has been waiting.",
+    absent="no request is waiting",
 )
 CHANGES = MetricFamily(
     "tranche_change_duration_seconds",
