@@ -84,7 +84,7 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
     """Install and enable the systemd unit for tranche boot.
 
     The unit runs at the next boot. To run it now, use systemctl start tranche-boot. Put --file and --timeout before
-    install.
+    `install`.
 
     \b
     $ tranche boot --timeout 5m install

@@ -25,7 +25,7 @@ from tranche.node.store.register import user_name
     "--exempt",
     metavar="USER",
     multiple=True,
-    help="With --on: user who can still open GPUs outside shares, by name or uid; repeatable. Root always may.",
+    help="With --on: user who can still open GPUs outside shares, by name or uid; repeatable. Root always can.",
 )
 @output_option()
 @click.pass_obj

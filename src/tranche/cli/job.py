@@ -368,7 +368,7 @@ def _hand_to_kubectl(
     type=click.Choice(["completion", "running"]),
     default="completion",
     show_default=True,
-    help="Wait until all pods have succeeded, or until one pod runs.",
+    help="Wait until all pods have succeeded, or until one pod is running.",
 )
 @click.option("--timeout", metavar="TIME", type=DurationType(), help=TIMEOUT_HELP)
 def wait(name: str, namespace: str | None, kubeconfig: str | None, state: str, timeout: float | None) -> None:

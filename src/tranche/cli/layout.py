@@ -117,7 +117,7 @@ def apply(
     mode change requires a reset.
 
     Tranche never changes an instance in use. If an instance in use blocks the layout, the command changes nothing and
-    names the instance's users. If a step fails, the command undoes the change.
+    shows what uses the instance. If a step fails, the command undoes the change.
     """
     how = _ChangeOptions(**options)
     environment: dict[str, object] = {

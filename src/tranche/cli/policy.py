@@ -205,7 +205,9 @@ def list_(settings: Settings, /, output: str) -> None:
     metavar="TIME",
     help="Maximum time limit for a command, such as 8h. Commands without --time get this limit.",
 )
-@click.option("--gpu-hours", metavar="N", help="Maximum GPU-hours over seven UTC days: today and the six days before.")
+@click.option(
+    "--gpu-hours", metavar="N", help="Maximum GPU-hours over seven UTC days: today and the previous six days."
+)
 @click.option(
     "--remove", is_flag=True, help="Remove the limits of the named users or groups. Default: the limits for all users."
 )

@@ -113,7 +113,7 @@ class ModeChangePending(TrancheError, exit_code=25, reason="MigModeChangePending
 
 
 class VerificationFailed(TrancheError, exit_code=26):
-    """A step reported success, but had no effect on the GPU."""
+    """A step reported success but had no effect on the GPU."""
 
 
 class SimulatorError(TrancheError, exit_code=27):
@@ -207,7 +207,7 @@ class ClaimsUnavailable(TrancheError, exit_code=47):
 
 
 class JobFailed(TrancheError, exit_code=48):
-    """The job failed or was deleted during the wait."""
+    """The job failed or was deleted while the command waited for it."""
 
 
 class TlsUnavailable(TrancheError, exit_code=49):

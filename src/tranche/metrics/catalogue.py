@@ -81,7 +81,7 @@ _LOST = "the GPU is lost"
 _NO_GAUGE = "the GPU is lost, or does not report this value"
 _NO_MIG = "the GPU is lost, or does not support MIG"
 _NO_MEMORY = "the slice does not exist yet, or the driver cannot read it because the instance has no compute instance"
-_GPM = "the GPU is older than Hopper (such as A100 and A30), or this is an agent's first scrape"
+_GPM = "the GPU is older than Hopper (such as an A100 or A30), or this is an agent's first scrape"
 
 BUILD = MetricFamily("tranche_build_info", "Always 1; the label is Tranche's version.", ("version",))
 DRIVER = MetricFamily(
@@ -136,7 +136,7 @@ GPU_SM_ACTIVE = MetricFamily(
     f"the GPU is in MIG mode, or {_GPM}",
 )
 GPU_POWER = MetricFamily(
-    "tranche_gpu_power_watts", "Power draw of the whole GPU. The driver does not measure slices.", _GPU, _NO_GAUGE
+    "tranche_gpu_power_watts", "Power draw of the whole GPU; the driver does not measure it per slice.", _GPU, _NO_GAUGE
 )
 GPU_POWER_LIMIT = MetricFamily("tranche_gpu_power_limit_watts", "The GPU's power limit.", _GPU, _NO_GAUGE)
 GPU_ENERGY = MetricFamily(
