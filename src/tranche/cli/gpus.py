@@ -49,8 +49,8 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
 
     With -o svg, the output is a picture for tickets and reports, with slices ordered by placement.
 
-    With --cluster, the list shows the GPUs that nodes offer to claims and the shares that pods hold, as far as your
-    account can read them. It does not show GPUs that device plugins manage; to count those, use tranche nodes.
+    With --cluster, the list shows the GPUs that nodes offer to claims and the shares that pods hold, if your account
+    can read them. It does not show GPUs that device plugins manage; to count those, use tranche nodes.
     """
     refuse_kubeconfig_alone(kubeconfig, cluster)
     if cluster and output == "svg":

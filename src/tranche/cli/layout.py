@@ -112,7 +112,7 @@ def apply(
 ) -> None:
     """Apply a layout to the GPUs.
 
-    The command changes as few instances as possible: instances that are already correct remain, with their UUIDs. It
+    The command changes as few instances as possible: instances that are already correct remain and keep their UUIDs. It
     destroys idle instances that are not in the layout, even if another tool created them. It resets a GPU only if a MIG
     mode change requires a reset.
 
@@ -356,7 +356,7 @@ def assert_layout(
 ) -> None:
     """Check whether the GPUs match a layout.
 
-    The check ignores GPUs that the layout does not name. The exit code is 50 if a GPU differs.
+    The check ignores GPUs that are not in the layout. The exit code is 50 if a GPU differs.
     """
     if valid_config:
         file = read_layouts(config_file) if config_file else generate_layouts(observe(settings))
@@ -424,7 +424,8 @@ def export(settings: Settings, config_label: str, output_format: str) -> None:
 def generate(settings: Settings, output_file: str, output_format: str) -> None:
     """Print a layout file for the GPUs on this machine.
 
-    The file contains all-disabled, all-enabled, all-balanced if the GPUs allow it, and all-PROFILE for every profile.
+    The file contains the layouts all-disabled, all-enabled, all-PROFILE for every profile and, if the GPUs allow it,
+    all-balanced.
     """
     _write(generate_layouts(observe(settings)), output_file or STANDARD_STREAM, output_format)
 

@@ -346,7 +346,7 @@ def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None
 )
 @click.pass_obj
 def preemption(settings: Settings, /, on: bool, off: bool) -> None:
-    """Allow commands to use GPUs that no other request needs, beyond their user's quota.
+    """Allow commands to exceed their user's quota on GPUs that no other request needs.
 
     Users start such commands with tranche run --preemptible. They wait behind all other requests. Tranche ends them
     when another request needs their GPU, and starts them again later. They do not count towards quotas or towards usage
