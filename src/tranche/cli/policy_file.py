@@ -39,9 +39,9 @@ def apply(settings: Settings, /, file: str, dry_run: bool, output: str) -> None:
     keys sharing, timeslice and gpus form one section; the other sections are quotas, fair, idle, preemption and fence.
     `tranche policy export` writes the current policy in this format.
 
-    The command lists the changes, the users and groups that hold more than their new quotas, and the waiting requests
-    that can no longer start. Running commands continue. The command changes the fence first, then everything else in
-    one step. If the command is killed in between, run it again.
+    The command lists changes, users and groups that hold more than their new quotas, and waiting requests that can no
+    longer start. Running commands continue. The command changes the fence first, then everything else in one step. If
+    the command is killed in between, run it again.
 
     \b
     $ tranche policy apply -f policy.yaml --dry-run

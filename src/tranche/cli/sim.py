@@ -205,8 +205,7 @@ def exec_(name: str, command: tuple[str, ...]) -> int:
     """Run a command with a simulated machine's driver files.
 
     The command runs in its own mount namespace, with NVML and nvidia-smi. The machine's GPUs also appear in
-    /proc/driver/nvidia, /proc/modules and /proc/devices, and on the PCI bus in /sys, for programs that look for a
-    driver there.
+    /proc/driver/nvidia, /proc/modules, /proc/devices and the PCI bus in /sys, where some programs look for a driver.
     """
     from tranche_simulator.namespace import enter
 
