@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,11 +162,12 @@ def parse(arguments: list[str]) -> None:
 
 
 def shell_lines(page: str) -> Iterator[str]:
-    """Every command of a page's console blocks, and every line of its other shell blocks."""
+    """Every command of a page's console blocks, and every call of Tranche in its other blocks, whatever they are in."""
     for session in console_sessions(page):
         yield session.command
-    for block in re.findall(r"^```(?:sh|bash)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
-        yield from (line.split("  #")[0] for line in block.splitlines() if line.startswith("tranche "))
+    for block in re.findall(r"^ *```(?!console)\w*\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL):
+        joined = textwrap.dedent(block).replace("\\\n", " ")
+        yield from (line.split("  #")[0] for line in joined.splitlines() if re.match(r"(sudo )?tranche ", line))
 
 
 @ALL_PAGES

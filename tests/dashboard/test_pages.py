@@ -386,7 +386,7 @@ def test_whatever_others_wrote_is_text(path: str, text: str) -> None:
         allocations = tuple(each._replace(command=said) for each in view.allocations)
         gpus = tuple(replace(gpu, name=f"{said} A100") for gpu in view.node)
         seen = snapshot_of(replace(view, node=replace(view.node, gpus=gpus), allocations=allocations), _waiting(), said)
-        events = tuple(replace(each, message=said) for each in EVENTS)
+        events = tuple(each._replace(message=said) for each in EVENTS)
         asked: dict[str, Any] = {"kind": "gpus", "amount": said, "gpu_model": said} if path == "/ask" else {}
         return tree_of(page_of(path, replace(seen, notes=(said,)), events, **asked))
 
