@@ -38,7 +38,7 @@ def test_everything_is_as_it_should_be() -> None:
         ("eks/cluster.yaml", "instanceType: p4d", "instancType: p4d", "'instancType' was unexpected"),
         ("eks/cluster.yaml", "desiredCapacity: 1", "desiredCapacity: 2", "not between minSize and maxSize"),
         ("eks/cluster.yaml", "effect: NoSchedule", "effect: NoSchedul", "'NoSchedul' is not one of"),
-        ("eks/cluster.yaml", SEVEN, "19:4", "names a placement"),
+        ("eks/cluster.yaml", SEVEN, "19:4", "includes a placement"),
         ("eks/cluster.yaml", "export -f install_tranche", "if", "bash:"),
         ("eks/node-group.yaml", "id: lt-0", "id: l-0", "does not match"),
         ("eks/node-group.yaml", "apiVersion: eksctl.io/v1alpha5", "apiVersion: eksctl.io/v1", "'eksctl.io/v1alpha5' was"),
