@@ -67,10 +67,12 @@ def _moment(found: datetime.datetime, text: str) -> float:
     first, second = (found.replace(fold=fold).timestamp() for fold in (0, 1))
     shown = datetime.datetime.fromtimestamp(first).astimezone().replace(tzinfo=None, fold=0)
     if found.tzinfo is None and shown != found.replace(fold=0):
-        raise UsageError(f"'{text}' does not exist, because the clock is set forward", hint="give another time")
+        raise UsageError(
+            f"'{text}' does not exist, because the clock is set forward at that time", hint="give another time"
+        )
     if first != second:
         raise UsageError(
-            f"'{text}' occurs twice, because the clock is set back",
+            f"'{text}' occurs twice, because the clock is set back at that time",
             hint=f"add the offset from UTC, as in '{found:%Y-%m-%d %H:%M}+01:00'",
         )
     return first

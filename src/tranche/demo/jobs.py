@@ -364,4 +364,4 @@ def how_made(record: JobRecord) -> str:
     """Where the job's instance came from."""
     if record.destroyed:
         return f"made in place of {record.destroyed} idle"
-    return "made in free room" if record.created else "reused"
+    return "made in free space" if record.created else "reused"
