@@ -56,7 +56,7 @@ def test_a_report_adds_up_days_by_user_group_and_day(make_machine: MakeMachine) 
     [
         (("--month", "2026-13"), "'2026-13' is not a month"),
         (("--month", "october"), "'october' is not a month"),
-        (("--month", "2026-10", "--days", "3"), "exclude each other"),
+        (("--month", "2026-10", "--days", "3"), "cannot be combined"),
         (("--days", "0"), "0 is not in the range"),
     ],
     ids=" ".join,
