@@ -129,7 +129,7 @@ def test_a_gpus_page_has_every_slice_with_its_holders(view: NodeView) -> None:
         assert [tuple(row[:3]) for row in rows] == expected
         for row, each in zip(rows, gpu["slices"], strict=True):
             assert all(id in row[4] for id in each["allocationIds"])
-        whole = tables(page).get("Who holds the uncut GPU", [])
+        whole = tables(page).get("Who holds the whole GPU", [])
         assert [row[0].split()[-1] for row in whole] == gpu["allocationIds"]
 
 

@@ -14,7 +14,7 @@ from tranche.core.layout_format import parse_layouts
 
 FILE = CHART / "default-mig-parted-config.yaml"
 INTRO = """\
-# The layouts that Tranche generates for each GPU model. Nodes have their own GPUs' layouts without any ConfigMap. Edits here have no effect.
+# The layouts that Tranche generates for each GPU model. Nodes need no ConfigMap for these layouts. Edits here have no effect.
 """
 NAME = "default-mig-parted-config"
 
