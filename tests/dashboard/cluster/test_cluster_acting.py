@@ -116,7 +116,7 @@ def test_the_plan_of_a_layout_says_what_it_takes_from_whom_and_is_another_when_t
     said = text_of(parsed(shown.text))
     assert "1g.5gb at 0:1 of GPU 0" in said
     assert "in use by pod blue/blue-train-0" in said
-    assert "At once on GPU 1: create 7g.40gb" in said
+    assert "Immediately on GPU 1: create 7g.40gb" in said
     assert 'aria-label="After: ' in shown.text
     # Ana's plan is the same, without the names of others.
     assert "zebra" not in page.ask(address, "t-ana").text
@@ -132,7 +132,7 @@ def test_the_plan_of_a_layout_says_what_it_takes_from_whom_and_is_another_when_t
 @pytest.mark.parametrize(
     ("layouts", "says"),
     [
-        (None, "What a layout would do is unknown"),
+        (None, "The effect of a layout is unknown"),
         (NOT_MANAGED, "it runs without the MIG manager"),
         (WAITING, "The agent would do nothing: selected mig-config not present: no-such"),
     ],
@@ -165,7 +165,7 @@ def test_a_share_is_taken_back_by_deleting_its_pod_and_no_other_of_its_name(page
 def test_who_has_not_the_right_gets_no_form_and_his_form_does_nothing(page: ServedClusterPage) -> None:
     for address, what in ((CORDON, "patch nodes n1"), (RELEASE, "delete pods blue-train-0 in blue")):
         shown = page.ask(address, "t-nils")
-        assert f"You may not {what}." in shown.text
+        assert f"You have no permission to {what}." in shown.text
         assert fields_of(shown) == {}
     # A form of somebody else's, and one that was given before a right was taken.
     fields = fields_of(page.ask(CORDON, "t-olga"))

@@ -140,7 +140,7 @@ def test_a_layout_is_previewed_and_set_by_the_keyboard_alone(browser: Any, page:
     viewer.page.keyboard.press("Enter")
     viewer.page.locator("#view", has_text="in use by pod blue/blue-train-0").wait_for()
     viewer.page.get_by_role("link", name="Apply layout all-7g.40gb to node n1: show the plan").press("Enter")
-    viewer.page.get_by_text("At once on GPU 1").wait_for()
+    viewer.page.get_by_text("Immediately on GPU 1").wait_for()
     viewer.page.get_by_role("button", name="Apply layout all-7g.40gb to node n1").press("Enter")
     viewer.page.wait_for_url(f"{viewer.address}/nodes/n1")
     viewer.page.locator("#view", has_text="all-7g.40gb").wait_for()

@@ -441,7 +441,7 @@ class DevicePlugin:
         for device in devices:
             if device.uuid in self._inventory.draining:
                 raise GpuBusy(
-                    f"a change in progress is about to take device {device.uuid} away",
+                    f"a change in progress is about to remove device {device.uuid}",
                     hint="delete the pod; its replacement is scheduled again",
                 )
 

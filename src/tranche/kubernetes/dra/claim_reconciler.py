@@ -117,7 +117,7 @@ class ClaimReconciler:
             await self._preparer.repair(keeper.uid, lambda held: None if held else self._files.remove(keeper.uid))
 
     def _adopt(self, order: ClaimRequest) -> None:
-        _log.warning("adopted a claim that the register did not have", extra={"claim": str(order.keeper)})
+        _log.warning("adopted a claim that was missing from the register", extra={"claim": str(order.keeper)})
         adopt_share(self._host, order, self._host.observe())
 
     async def _write_again(self, allocation: Allocation) -> None:

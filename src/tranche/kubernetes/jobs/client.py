@@ -69,7 +69,7 @@ class JobClient:
             raise await self._unknown(namespace, name)
         if JOB_LABEL not in (found["metadata"].get("labels") or {}):
             raise KubernetesNotFound(
-                f"Job {namespace}/{name} was not made by tranche submit", hint="manage it with kubectl"
+                f"Job {namespace}/{name} was not created by tranche submit", hint="manage it with kubectl"
             )
         return decode_job(found)
 

@@ -175,7 +175,7 @@ class PodWebhook:
 def _not_counted(request: Request, counted: str = "") -> UsageError:
     return UsageError(
         f"the annotations request {request}, but Kueue counted {counted or 'no share'} for this pod",
-        hint="create its Job again: what a Job requests is counted when it is created",
+        hint="create its Job again: Kueue counts a Job's request when the Job is created",
     )
 
 
