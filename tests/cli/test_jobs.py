@@ -192,7 +192,7 @@ def test_without_claims_the_pods_of_a_job_wait_at_a_gate(api: ServedApi) -> None
 def test_whoever_may_not_read_what_nodes_offer_is_told_what_to_ask_for(api: ServedApi) -> None:
     api.change(lambda server: server.refusals.update({("GET", "/resourceslices"): (403, {"message": "no"})}))
     done = tranche(api, "submit", "--gpu", "0.5", *ANYTHING, code=41)
-    assert "may not read ResourceSlices" in done.stderr
+    assert "no permission to read ResourceSlices" in done.stderr
 
 
 def test_list_shows_requests_and_status(api: ServedApi) -> None:
@@ -427,7 +427,7 @@ def test_after_a_change_to_gates_a_pod_with_a_claim_is_told_that_nobody_serves_i
     for words in (("explain", "pod/train-0"), ("job", "describe", "train")):
         text = tranche(api, *words).stdout
         assert "this cluster now assigns shares at scheduling gates, so no node will serve the claim" in text
-        assert "which makes enough room" not in text
+        assert "this frees enough room" not in text
 
 
 WAITING = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}

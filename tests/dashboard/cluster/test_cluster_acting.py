@@ -89,7 +89,7 @@ def test_a_node_is_cordoned_and_uncordoned_in_the_name_of_its_viewer(page: Serve
     assert change.headers["authorization"] == "Bearer t-olga"
     (event,) = events(page)
     assert event["message"] == "Cordon node n1: done by olga from the dashboard"
-    wait_until(page, lambda: "it is cordoned" in page.ask("/nodes/n1", "t-olga").text)
+    wait_until(page, lambda: "no new pods (cordoned)" in page.ask("/nodes/n1", "t-olga").text)
     again = page.ask(CORDON, "t-olga")
     assert again.status == 400
     assert "already cordoned" in again.text
@@ -148,7 +148,7 @@ def test_a_plan_of_which_nobody_knows_the_end_says_so(
 def test_a_share_is_taken_back_by_deleting_its_pod_and_no_other_of_its_name(page: ServedClusterPage) -> None:
     assert RELEASE.replace("&", "&amp;") in page.ask("/shares/a0b0c0d0?node=n1", "t-ana").text
     shown = page.ask(RELEASE, "t-ana")
-    assert "Pod blue/blue-train-0 is deleted" in shown.text
+    assert "Kubernetes deletes pod blue/blue-train-0" in shown.text
     fields = fields_of(shown)
     page.api.change(lambda server: server.put(POD, {"metadata": {"uid": "later"}}))
     moved = send(page, "t-ana", fields)

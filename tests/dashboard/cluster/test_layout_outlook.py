@@ -126,7 +126,7 @@ def test_slices_that_fit_stay_and_are_named() -> None:
 @pytest.mark.parametrize(
     ("policy", "says"),
     [
-        ("wait", "waits for them"),
+        ("wait", "The agent waits"),
         ("refuse", "refuses the layout while these are in use, and changes nothing"),
         ("drain", "cordons the node, evicts pods"),
     ],
@@ -212,7 +212,7 @@ def test_a_layout_that_waits_makes_room_for_another_and_a_change_at_work_does_no
     works = layouts_of(told).outlook("all-1g.5gb")
     assert works.changing
     assert works.after == ()
-    assert "what remains to be done after it is unknown" in " ".join(works.said)
+    assert "so the remaining steps are unknown" in " ".join(works.said)
 
 
 def test_a_layout_that_is_there_already_does_nothing() -> None:

@@ -141,7 +141,7 @@ def test_what_is_another_namespaces_is_not_taken(page: ServedClusterPage) -> Non
     # Who sees its name may not take it either: his right is one of blue alone.
     seen = page.ask(THEIRS, **named("zoe"))
     assert (seen.status, fields_of(seen)) == (400, {})
-    assert "may not get pods zebra-train-1 in zebra" in seen.text
+    assert "no permission to get pods zebra-train-1 in zebra" in seen.text
     assert page.ask("/act?kind=cordon&node=n2", **named("ana", "blue")).status == 400
     assert changes(page) == []
 
@@ -362,7 +362,7 @@ def test_a_late_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(KubernetesUnavailable):
             await it.reviews.may_now(ANA, right)
         account = it.acts.account(ANA)
-        assert "cannot find out" in await account.refuses([right])
+        assert "cannot check whether" in await account.refuses([right])
 
     beside(act)
 

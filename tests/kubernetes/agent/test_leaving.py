@@ -175,7 +175,7 @@ def test_pods_that_will_not_end_without_an_agent_are_named(tmp_path: Path) -> No
             assert said[0].endswith(": team/train")
             server.refusals["GET", "/resourceclaims"] = (403, {"message": "no"})
             await patiently(asyncio.to_thread(say_claims_left, config, {}, said.append))
-            assert "may not read claims" in said[1]
+            assert "no permission to read claims" in said[1]
 
     asyncio.run(run())
 

@@ -238,7 +238,7 @@ def test_what_others_were_promised_counts_as_given_and_who_may_not_read_has_the_
                 server.put("/api/v1/namespaces/team/events/e", event)
                 found = explain_gated(pod, whole, await read_gate_fleet(connection, pod))
                 assert found.message == "no node can serve it"
-                assert "may not read leases of GPU nodes" in found.notes[0]
+                assert "no permission to read leases of GPU nodes" in found.notes[0]
             finally:
                 await connection.aclose()
 
