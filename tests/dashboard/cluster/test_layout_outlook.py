@@ -156,7 +156,7 @@ def test_the_config_maps_layouts_are_there_and_come_first() -> None:
         (None, "The effect of a layout is unknown"),
         (LayoutReport(True, "a word of tomorrow", offer=LayoutList()), "an unknown format"),
         (NOT_MANAGED, "it runs without the MIG manager"),
-        (LayoutReport(True, "wait", offer=None), "more layouts than fit into its report"),
+        (LayoutReport(True, "wait", offer=None), "more layouts than fit in its report"),
         (
             LayoutReport(True, "wait", offer=LayoutList("zebra/l", None, "ConfigMap zebra/l has no key")),
             "cannot be read",

@@ -237,7 +237,7 @@ def test_an_agent_that_does_not_end_is_named_and_its_node_cleaned(tmp_path: Path
         async with api_server() as server:
             cluster_of_two(server)
             said = await leaving(server, tmp_path, patience=0.1)
-            assert "agents still run on these nodes after 0 s and could leave files there: one" in said
+            assert "agents are still running on these nodes after 0 s and could leave files there: one" in said
             assert server.objects["/api/v1/nodes/one"]["metadata"]["labels"] == {"zone": "a"}
 
     asyncio.run(run())

@@ -147,7 +147,7 @@ class ReleaseAction(DashboardAction):
         waiter = next((each for each in host.waiters() if each.id == self.target), None)
         if waiter is not None:
             _refuse_another(plan, _of_waiter(self.target, waiter.pid))
-            tell(f"cancel waiting request {self.target}")
+            tell(f"cancel the waiting request {self.target}")
             if cancel_waiter(host, self.target) is None:
                 raise AllocationUnknown(f"request {self.target} is no longer waiting")
             return f"The request was cancelled (pid {waiter.pid})."

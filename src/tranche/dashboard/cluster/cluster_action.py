@@ -42,7 +42,7 @@ _NO_TOKEN = (
     "your proxy passes on no token, and this page needs one to act: "
     "open the page without the proxy, and sign in with a token"
 )
-_BY_OWN_RIGHTS = "Kubernetes decides according to your own permissions."
+_BY_OWN_RIGHTS = "Kubernetes applies your own permissions."
 _BY_PAGES_ACCOUNT = (
     "You reached this page through a proxy. For each action, the page asks Kubernetes whether you may do it, and then acts with "
     "its own account. Your name is recorded."
@@ -127,8 +127,9 @@ def node_plan(action: ClusterAction, node: SeenNode) -> ClusterPlan:
         if now == action.layout:
             raise UsageError(f"node {node.name} already has the label for that layout")
         told = (
-            f"The label {LAYOUT_LABEL} of node {node.name} is set to {action.layout}"
-            + (f"; it is now {now}." if now else "."),
+            f"The label {LAYOUT_LABEL} of node {node.name} changes"
+            + (f" from {now}" if now else "")
+            + f" to {action.layout}.",
             "The node's agent then applies the layout. For slices in use, it follows its policy: wait, refuse or drain.",
         )
         body: Mapping[str, Any] = {"metadata": {"labels": {LAYOUT_LABEL: action.layout}}}

@@ -40,9 +40,9 @@ _NOT_TOLD = (
 )
 _UNREAD = "The report of the node's agent cannot be read."
 _NOT_MANAGED = "The node's agent does not apply layouts: it runs without the MIG manager."
-_TOO_MANY = "The node's agent has more layouts than fit into its report, so the effect of a layout is unknown."
+_TOO_MANY = "The node's agent has more layouts than fit in its report, so the effect of a layout is unknown."
 _SHORT = "The full report was too long, so this one names only one process on each device."
-_TURNS = "Nodes in this cluster take turns to change their layouts: the agent waits for its turn."
+_TURNS = "Nodes in this cluster take turns changing their layouts: the agent waits for its turn."
 _RIVAL = "Another MIG manager runs on this node. While it runs, the agent changes nothing."
 _ANEW = (
     "When the label is set, the agent checks the node and decides again. Pods that start earlier also block the layout."
@@ -133,7 +133,7 @@ def _taken(outlook: LayoutPreview) -> list[str]:
     said = {
         InUsePolicy.WAIT: "These must end first. The agent waits, and assigns their devices to no one else:",
         InUsePolicy.REFUSE: "The agent refuses the layout while these are in use, and changes nothing:",
-        InUsePolicy.DRAIN: "The agent cordons the node, evicts pods that got these from the device plugin, and waits for others:",
+        InUsePolicy.DRAIN: "The agent cordons the node, evicts pods that use the device plugin, and waits for the others:",
     }[outlook.policy]
     return [said, *(f"{user}." for user in outlook.blockers)]
 

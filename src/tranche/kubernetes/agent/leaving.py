@@ -151,7 +151,7 @@ async def _end_agents(cluster: ClusterClient, namespace: str, name: str, patienc
                 await asyncio.sleep(_LOOK_SECONDS)
     except TimeoutError:
         nodes = ", ".join(sorted(set(left.values())))
-        say(f"agents still run on these nodes after {patience:.0f} s and could leave files there: {nodes}")
+        say(f"agents are still running on these nodes after {patience:.0f} s and could leave files there: {nodes}")
     say(f"told the agents on {len(set(pods.values()))} nodes to exit")
     return {*pods.values(), *left.values()}
 

@@ -198,7 +198,7 @@ class ClaimReconciler:
                 fallen[uid] = self._fallen[uid]
             evidence = ClaimEvidence(stands, now - fallen.get(uid, now), listed=None if listed is None else False)
             if judge_claim(evidence) is KeeperStatus.GONE:
-                await self._preparer.forget(uid, "its claim has ended, but the kubelet did not give it back")
+                await self._preparer.forget(uid, "its claim has ended, but the kubelet did not release it")
                 fallen.pop(uid, None)
         self._fallen = fallen
         told.publish(frozenset(over & held.keys()))

@@ -18,7 +18,7 @@ from tranche.kubernetes.fleet.fleet import Fleet, HeldDevice
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod
 
 NOT_ASKED = "nodes that you have no permission to see were not checked"
-_ASKED_AGAIN = "the kubelet retries by itself within 90 s"
+_ASKED_AGAIN = "the kubelet retries automatically within 90 s"
 _UNANSWERED = "rpc error: code ="
 """In the kubelet's words when the driver gave no answer, and so refused nothing."""
 _NAMED = 3

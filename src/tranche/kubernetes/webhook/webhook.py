@@ -181,7 +181,7 @@ def _not_counted(request: Request, counted: str = "") -> UsageError:
 
 def _refuse_backend(backend: AllocationBackend | None) -> None:
     if backend is None:
-        raise KubernetesUnavailable("the controller does not know yet how this cluster assigns shares")
+        raise KubernetesUnavailable("the controller does not yet know how this cluster assigns shares")
     if backend is AllocationBackend.NONE:
         raise UsageError(
             "this cluster assigns no shares on demand: it has neither claims nor scheduling gates",
