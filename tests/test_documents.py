@@ -93,6 +93,13 @@ def test_nobody_is_told_to_install_by_a_name_that_is_not_ours() -> None:
     assert found == []
 
 
+def test_the_documents_stay_short_enough_to_read() -> None:
+    """The README and docs/, without the three pages that are made from the code."""
+    generated = {REPOSITORY / "docs/reference" / f"{name}.md" for name in ("cli", "errors", "metrics")}
+    pages = {REPOSITORY / "README.md", *REPOSITORY.glob("docs/**/*.md")} - generated
+    assert sum(len(page.read_text().split()) for page in pages) <= 45_000
+
+
 @ALL_PAGES
 def test_a_line_for_cron_names_its_program_by_the_whole_path(page: Path) -> None:
     for line in re.findall(r"^(?:[*/\d]+ ){5}\w+ (\S+)", page.read_text(), re.MULTILINE):

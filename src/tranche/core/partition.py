@@ -80,7 +80,7 @@ def parse_partition(text: str) -> PartitionSpec | str:
     value = text.strip()
     if not value:
         raise PartitionInvalid(
-            f"{PARTITION} is empty", hint=f"{_EXAMPLES}; to partition nothing at boot, remove the file"
+            f"{PARTITION} is empty", hint=f"{_EXAMPLES}; to leave the GPUs unchanged at boot, remove the file"
         )
     if _LAYOUT_NAME.fullmatch(value):
         return value

@@ -31,7 +31,7 @@ _CLASSES: dict[int, type[TrancheError]] = {
 }
 
 _HINTS: dict[type[TrancheError], str] = {
-    PermissionDenied: "cutting a GPU needs root: run the command with sudo",
+    PermissionDenied: "partitioning a GPU needs root: run the command with sudo",
     DriverNotFound: "install the NVIDIA driver, or try a simulated machine: tranche --simulate p4d.24xlarge gpus",
     GpuBusy: "see what uses it with: tranche ps",
     NoRoom: "see what is free with: tranche gpus",

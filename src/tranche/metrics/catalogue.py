@@ -150,7 +150,7 @@ GPU_TEMPERATURE = MetricFamily("tranche_gpu_temperature_celsius", "Temperature o
 
 SHARED_FENCED = MetricFamily(
     "tranche_shared_device_unavailable",
-    "1 for a GPU or slice whose MPS daemon admits no clients, for example because its server hangs or is stopped; else 0.",
+    "1 if a GPU's or slice's MPS daemon admits no clients, for example because its server hangs or is stopped; else 0.",
     ("gpu_uuid", "mig_uuid"),
     "no MPS daemon serves the device",
 )

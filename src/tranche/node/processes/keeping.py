@@ -71,7 +71,7 @@ class RemainingProcesses(NamedTuple):
             return "a process that only root can see"
         pids = ", ".join(str(each.pid) for each in self.processes)
         sure = bool(self.certain)
-        return f"pid {pids}" if sure else f"pid {pids}, whose environment only root can read"
+        return f"pid {pids}" if sure else f"pid {pids} (only root can read the environment)"
 
 
 def remains_of(

@@ -159,7 +159,7 @@ def check_possible(view: NodeView, request: Request) -> None:
             hint="ask for fewer GPUs",
         )
     if gpus_needed(request) > count + lost:
-        which = f" whose name contains '{request.gpu_model}'" if request.gpu_model else ""
+        which = f" with '{request.gpu_model}' in the name" if request.gpu_model else ""
         which += " that could serve one of its shares" if obstacles else ""
         raise TooManyGpus(
             f"{request} asks for {gpus_needed(request)} GPUs, but this machine has {count}{which}",
