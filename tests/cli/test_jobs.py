@@ -315,7 +315,7 @@ def test_whoever_may_not_read_nodes_is_told_and_sees_what_is_left(api: ServedApi
     api.change(waiting_job)
     api.change(lambda server: server.refusals.update({("GET", "/nodes"): (403, {"message": "no"})}))
     done = tranche(api, "nodes")
-    assert "your account cannot read nodes" in done.stderr
+    assert "your account has no permission to read nodes" in done.stderr
     assert done.stdout.splitlines()[1].startswith("p4d")
 
 
@@ -364,7 +364,7 @@ def test_without_claims_nodes_and_gpus_are_shown_by_what_agents_tell(api: Served
     assert (held["claim"], held["pods"], held["profile"]) == (None, ["team-a/train-0"], "2g.10gb")
     assert json.loads(tranche(api, "job", "describe", "train", "-o", "json").stdout)["given"] == [held]
     api.change(lambda server: server.refusals.update({("GET", "/leases"): (403, {"message": "no"})}))
-    assert "your account cannot read leases of GPU nodes" in tranche(api, "gpus", "--cluster").stderr
+    assert "your account has no permission to read leases of GPU nodes" in tranche(api, "gpus", "--cluster").stderr
 
 
 def _gated_job(server: FakeApiServer) -> None:

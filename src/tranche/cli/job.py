@@ -198,7 +198,7 @@ def print_description(found: JobSummary) -> None:
     for pod, word in [(each, each.kubelets_word) for each in found.pods if each.kubelets_word][:_WORDS]:
         show(f"{pod.name}: {word}")
     for what in found.unread if not found.waiting else ():
-        warn(f"your account cannot read {what}: this description may be incomplete")
+        warn(f"your account has no permission to read {what}: this description may be incomplete")
     for explanation in found.waiting[:1]:
         more = len(found.waiting) - 1
         show()

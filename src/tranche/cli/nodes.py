@@ -77,5 +77,5 @@ def _fleet(kubeconfig: str | None) -> Fleet:
 
     fleet = asked_as_person(kubeconfig, None, ask)
     for what in fleet.unread:
-        warn(f"your account cannot read {what}")
+        warn(f"your account has no permission to read {what}")
     return fleet
