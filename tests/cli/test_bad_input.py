@@ -91,7 +91,7 @@ def test_a_model_that_is_not_there_names_those_that_are(two_a100: TestMachine) -
 def test_a_part_of_a_gpu_without_mig_is_refused_by_name(make_machine: MakeMachine) -> None:
     machine = make_machine("T4")
     hard = machine.tranche("run", "--gpu-memory", "2G", "--isolation", "hard", *COMMAND, code=33)
-    says(hard, "has no MIG, and only MIG gives part of a GPU hard isolation")
+    says(hard, "does not support MIG, and a part with hard isolation requires MIG")
 
 
 def test_shares_that_add_up_to_more_than_the_card_are_refused() -> None:

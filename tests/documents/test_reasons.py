@@ -90,7 +90,10 @@ def test_unlike_reasons_are_clauses_of_their_own_and_free_gpus_are_not_all() -> 
     view = view_of(*gpus, allocations=shares)
     wanted = Request(MigSlice(half), count=2)
     told = said(view, wanted, {each.id: user("ada") for each in shares})
-    assert told == "GPUs 0-1 are without room for it: ada has 4 shares; GPUs 3-4: cannot be partitioned: it has no MIG"
+    assert (
+        told
+        == "GPUs 0-1 are without room for it: ada has 4 shares; GPUs 3-4: cannot be partitioned: it does not support MIG"
+    )
 
 
 @given(node_views(max_gpus=6), requests())

@@ -285,7 +285,7 @@ def test_a_run_with_processes_left_does_not_start_again(detaching: Detaching) ->
     detaching.detach("sleep 600 & exit 3")
     assert detaching.tranche("job wait exp7")[0] == 3
     code, said = detaching.tranche("job restart exp7")
-    assert (code, "processes that it started still run" in said) == (UsageError.exit_code, True), said
+    assert (code, "processes that it started are still running" in said) == (UsageError.exit_code, True), said
     detaching.detach("true", name="other")
     os.kill(detaching.machine.one_running()["pid"], signal.SIGKILL)
 
@@ -380,7 +380,7 @@ def test_a_symbolic_link_or_another_users_folder_is_not_used(detaching: Detachin
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(elsewhere)
     code, said = detaching.tranche(f"run --detach {HALF} -- true")
-    assert (code, "cannot keep a detached run in" in said) == (OutputUnwritable.exit_code, True)
+    assert (code, "cannot store a detached run in" in said) == (OutputUnwritable.exit_code, True)
     assert list(elsewhere.iterdir()) == []
     link.unlink()
     link.mkdir()

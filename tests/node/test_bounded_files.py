@@ -104,7 +104,7 @@ def test_times_octal_numbers_and_underscores_are_text() -> None:
 def test_a_key_that_is_there_twice_is_refused_where_that_matters(tmp_path: Path, text: str) -> None:
     path = tmp_path / "twice"
     path.write_text(text)
-    with pytest.raises(PolicyInvalid, match=r"twice: the key [ab] is there twice$"):
+    with pytest.raises(PolicyInvalid, match=r"twice: the key [ab] appears twice$"):
         read_document(str(path), PolicyInvalid, unique_keys=True)
     path.write_text('{"a": {"b": 1}, "c": {"b": 1}}')
     assert read_document(str(path), PolicyInvalid, unique_keys=True) == {"a": {"b": 1}, "c": {"b": 1}}

@@ -143,7 +143,7 @@ def _find_gpu(node: NodeState, name: str) -> GpuState:
         raise HardwareError(f"the driver has lost {gpu.label}", hint="to see what is wrong, run: tranche doctor")
     if not gpu.mig_capable:
         raise MigNotSupported(
-            f"{gpu.label} ({gpu.name}) cannot be partitioned: it has no MIG",
+            f"{gpu.label} ({gpu.name}) cannot be partitioned: it does not support MIG",
             hint="request the whole GPU: tranche run --gpus 1",
         )
     return gpu
@@ -159,7 +159,7 @@ def _machine_sheets(node: NodeState) -> list[_Sheet]:
             say(
                 f"the driver has lost {gpu.label}"
                 if gpu.lost
-                else f"{gpu.label} ({gpu.name}) cannot be partitioned: it has no MIG"
+                else f"{gpu.label} ({gpu.name}) cannot be partitioned: it does not support MIG"
             )
     return [
         _Sheet.of_gpu(

@@ -121,7 +121,7 @@ class NvmlDriver:
             bus_id = pynvml.nvmlDeviceGetPciInfo(self._handle(gpu_uuid)).busId
         bus_id = bus_id.decode() if isinstance(bus_id, bytes) else bus_id
         command = [self.reset_command, "--gpu-reset", "-i", bus_id]
-        hint = "a reset needs a GPU without clients; stop monitoring services such as dcgm and nvsm first"
+        hint = "a GPU with clients cannot be reset; first stop monitoring services such as dcgm and nvsm"
         _run(command, f"reset {self._named(gpu_uuid)}", hint=hint, seconds=120.0, close_fds=False)
 
     def create_gpu_instance(self, gpu_uuid: str, profile: ProfileName, placement: Placement) -> int:
@@ -259,7 +259,7 @@ def read_timeslice(nvidia_smi: str, gpu_uuid: str) -> Timeslice:
     said = _run([nvidia_smi, "compute-policy", "-i", gpu_uuid, "--list"], f"read the time slice of {gpu_uuid}")
     found = re.findall(_TIMESLICE, said, re.IGNORECASE)
     if len(found) != 1:
-        raise HardwareError(f"cannot read the time slice of {gpu_uuid}: nvidia-smi said: {said[:200]}")
+        raise HardwareError(f"cannot read the time slice of {gpu_uuid}: nvidia-smi reported: {said[:200]}")
     return Timeslice(found[0].lower())
 
 
@@ -275,7 +275,7 @@ def _run(command: list[str], what: str, *, hint: str = "", seconds: float = 60.0
         raise HardwareError(f"cannot {what}: {error}") from error
     said = " ".join((done.stdout + done.stderr).split())
     if done.returncode != 0:
-        raise HardwareError(f"cannot {what}: nvidia-smi said: {said}", hint=hint)
+        raise HardwareError(f"cannot {what}: nvidia-smi reported: {said}", hint=hint)
     return said
 
 

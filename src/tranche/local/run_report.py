@@ -26,7 +26,7 @@ class RunReporter:
     def waiting(self, outcome: Waiting, ahead: int, reasons: str) -> None:
         """There is no share yet; `ahead` requests are ahead, and `reasons` says why in words."""
         turn = f"{ahead} ahead in the queue" if ahead else "next in the queue"
-        by = "" if outcome.starts_by is None else f"; it starts by {describe.local_time(outcome.starts_by)}"
+        by = "" if outcome.starts_by is None else f"; it will start by {describe.local_time(outcome.starts_by)}"
         self._say(f"waiting, {turn}: {reasons}{by}")
 
     def step(self, gpu: GpuState, step: Step) -> None:

@@ -56,7 +56,7 @@ def _refuse_cut(part: FractionalShare, gpu: GpuState) -> None:
     """VerificationFailed if the part is of an uncut GPU that is now in MIG mode: no limit would hold."""
     if part.slot is None and gpu.mig_enabled:
         raise VerificationFailed(
-            f"{gpu.label}: the share is a part of the uncut GPU, but MIG mode is on now",
+            f"{gpu.label}: the share is a part of an unpartitioned GPU, but MIG mode is now on",
             hint="run the command again after all shares of the GPU have ended",
         )
 
@@ -113,7 +113,7 @@ def share_environment(
             missing = "device" if grant.slot is None else f"{grant.slot.profile} at {grant.slot.placement}"
             raise VerificationFailed(
                 f"{gpu.label}: the granted {missing} does not exist",
-                hint="another tool cut the GPU at the same time; run the command again",
+                hint="another tool partitioned the GPU at the same time; run the command again",
             )
         devices.append(uuid)
     joined = ",".join(devices)

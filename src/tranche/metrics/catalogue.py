@@ -190,7 +190,7 @@ SLICE_MEMORY_USED = MetricFamily(
 )
 SLICE_GRAPHICS = MetricFamily(
     "tranche_slice_graphics_active_ratio",
-    "Fraction of the time since the last scrape in which the GPU instance was active.",
+    "Fraction of the time since the last scrape during which the GPU instance was active.",
     _SLICE,
     _GPM,
 )
@@ -208,7 +208,7 @@ SLICE_OCCUPANCY = MetricFamily(
 )
 SLICE_TENSOR = MetricFamily(
     "tranche_slice_tensor_active_ratio",
-    "Fraction of the time in which the GPU instance's tensor cores were active.",
+    "Fraction of the time during which the GPU instance's tensor cores were active.",
     _SLICE,
     _GPM,
 )
@@ -226,7 +226,7 @@ HOLDER_START = MetricFamily(
     "the slice or GPU has no holder",
 )
 QUEUE = MetricFamily(
-    "tranche_queue_requests", "Number of requests that wait in the queue of `tranche run` on this machine."
+    "tranche_queue_requests", "Number of requests waiting in the queue of `tranche run` on this machine."
 )
 QUEUE_OLDEST = MetricFamily(
     "tranche_queue_oldest_wait_seconds", "How long the oldest request has waited.", absent="no request is waiting"

@@ -112,7 +112,7 @@ def _no_part(request: Request, gpu: GpuState, rules: GpuSharing) -> Obstacle:
 
 
 def _too_small(gpu: GpuState, amount: int, most: int) -> Obstacle:
-    text = f"has {format_memory(most)} for programs"
+    text = f"has {format_memory(most)} available to programs"
     return obstacle(gpu, Reason.MEMORY_TOO_SMALL, text, missing_memory=amount - most)
 
 
@@ -176,7 +176,7 @@ def plain_profiles(gpu: GpuState) -> tuple[GpuInstanceProfile, ...]:
 def _for_profile(demand: MigSlice, gpu: GpuState, use: GpuPolicy) -> Candidate | Obstacle:
     profile = gpu.profile(demand.profile)
     if profile is None or not profile.starts:
-        text = f"offers no {demand.profile}" if gpu.mig_capable else "cannot be partitioned: it has no MIG"
+        text = f"offers no {demand.profile}" if gpu.mig_capable else "cannot be partitioned: it does not support MIG"
         return obstacle(gpu, Reason.PROFILE_NOT_SUPPORTED, text)
     if use in (GpuPolicy.SHARED, GpuPolicy.OFF):
         return obstacle(gpu, Reason.POLICY, f"is not partitioned for requests: its policy is sharing={use}")
@@ -206,7 +206,7 @@ def _impossible(
         offered = sorted({p.name for gpu in gpus for p in gpu.profiles if p.starts})
         if not offered:
             return ProfileUnknown(
-                f"no GPU on this machine offers {request.demand.profile}: none has MIG",
+                f"no GPU on this machine offers {request.demand.profile}: none supports MIG",
                 hint=_A_WHOLE_GPU,
             )
         return ProfileUnknown(
@@ -215,7 +215,7 @@ def _impossible(
         )
     largest = max(gpu.usable_memory for gpu in gpus)
     return DoesNotFit(
-        f"{request} is more than any GPU on this machine has; the largest has {format_memory(largest)} for programs",
+        f"{request} is more than any GPU on this machine has; the largest has {format_memory(largest)} available to programs",
         hint="ask for less, or for several whole GPUs with --gpus N",
     )
 
