@@ -100,7 +100,7 @@ def test_shares_that_add_up_to_more_than_the_card_are_refused() -> None:
             machine.hold("--gpu", "0.5")
             before = machine.changes(), machine.json("ps")["allocations"]
             done = machine.tranche("run", "--no-wait", "--gpu", "0.6", *COMMAND, code=32)
-            says(done, "7.24 GiB free of the 14.49 GiB that are shared, but the request needs 8.69 GiB")
+            says(done, "7.24 GiB free of 14.49 GiB shared, but the request needs 8.69 GiB")
             assert (machine.changes(), machine.json("ps")["allocations"]) == before
             assert machine.json("ps")["waiters"] == []
         finally:

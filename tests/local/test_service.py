@@ -492,7 +492,7 @@ def test_a_service_that_ends_lets_its_requests_go_on(shared: SharedMachine, numb
 def test_what_a_command_leaves_running_keeps_the_share(shared: SharedMachine) -> None:
     code, out, err = shared.run("run", *HALF, "--", "sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!")
     assert code == 0
-    assert "keeps its share" in err
+    assert "keeps the share" in err
     assert len(shared.shares()) == 1
     os.kill(int(out), signal.SIGKILL)
     wait_until(lambda: shared.shares() == [])

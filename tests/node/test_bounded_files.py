@@ -58,9 +58,9 @@ def test_anchors_aliases_and_merges_of_a_usual_size_mean_what_they_say() -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[" * (DEPTH_LIMIT + 1), "nested more than 50 deep"),
-        ("? " * 10_000, "nested more than 50 deep"),
-        ("{a: " * 10_000, "nested more than 50 deep"),
+        ("[" * (DEPTH_LIMIT + 1), "nested more than 50 levels deep"),
+        ("? " * 10_000, "nested more than 50 levels deep"),
+        ("{a: " * 10_000, "nested more than 50 levels deep"),
         ("- a\n" * (NODE_LIMIT + 1), "more than 50000 values"),
         ("a: &a [*a]", "an alias of itself"),
         ("&a {<<: *a}", "an alias of itself"),

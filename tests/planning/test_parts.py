@@ -489,7 +489,7 @@ def test_a_machine_without_means_says_of_each_why_not() -> None:
         "(driver 580.65 is older than 615) or MPS (nvidia-cuda-mps-control is missing)"
     )
     assert caught.value.hint == "ask for a whole GPU with --gpus 1"
-    with pytest.raises(SharingUnavailable, match="only MIG gives part of a GPU hard isolation"):
+    with pytest.raises(SharingUnavailable, match="a part with hard isolation requires MIG"):
         decide(machine(uncuttable_gpu(), by=ALL), parse_request(gpu="0.2", isolation="hard"))
 
 

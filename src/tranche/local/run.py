@@ -179,12 +179,12 @@ def _refuse_out_of_reach(host: Host, asked: RunRequest, decision: Granted) -> No
     if asked.cdi:
         raise SharingUnavailable(
             "the driver's memory limits work for commands, but not yet for containers",
-            hint="ask for --isolation hard, or with --compute",
+            hint="use --isolation hard or --compute",
         )
     if asked.workload.text == HELD:
         raise SharingUnavailable(
             "the driver can limit the memory of a command, but not of a session",
-            hint="run a shell in the share: tranche run REQUEST -- bash; or ask for --isolation hard, or with --compute",
+            hint="run a shell in the share: tranche run REQUEST -- bash; or use --isolation hard or --compute",
         )
 
 

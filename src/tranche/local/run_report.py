@@ -57,8 +57,8 @@ class RunReporter:
 
     def left(self, remains: RemainingProcesses) -> None:
         """The command has ended; something it started keeps the share until that ends."""
-        ends = "they end" if len(remains.processes) > 1 else "it ends"
-        self._say(f"{remains} keeps its share until {ends}")
+        what = "keep the share until they end" if len(remains.processes) > 1 else "keeps the share until it ends"
+        self._say(f"{remains} {what}")
 
     def kept(self, error: Exception) -> None:
         """The share cannot be given back, say because the disk is full; the next `tranche` takes it from this dead process."""

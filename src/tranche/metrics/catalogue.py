@@ -125,7 +125,7 @@ GPU_MEMORY_USED = MetricFamily(
 )
 GPU_UTILIZATION = MetricFamily(
     "tranche_gpu_utilization_ratio",
-    "Fraction of the time during which a kernel ran on the whole GPU.",
+    "Fraction of time that a kernel ran on the whole GPU.",
     _USE,
     "the GPU is lost, or in MIG mode, where the driver does not measure it",
 )
@@ -190,7 +190,7 @@ SLICE_MEMORY_USED = MetricFamily(
 )
 SLICE_GRAPHICS = MetricFamily(
     "tranche_slice_graphics_active_ratio",
-    "Fraction of the time since the last scrape during which the GPU instance was active.",
+    "Fraction of time that the GPU instance was active since the last scrape.",
     _SLICE,
     _GPM,
 )
@@ -208,7 +208,7 @@ SLICE_OCCUPANCY = MetricFamily(
 )
 SLICE_TENSOR = MetricFamily(
     "tranche_slice_tensor_active_ratio",
-    "Fraction of the time during which the GPU instance's tensor cores were active.",
+    "Fraction of time that the GPU instance's tensor cores were active.",
     _SLICE,
     _GPM,
 )

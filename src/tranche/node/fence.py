@@ -147,7 +147,7 @@ def check_fence(report: FenceReport, *, served: bool) -> Iterator[Finding]:
         yield Finding("fence", Status.WARN, text, "run: sudo systemctl start tranche.service")
     if report.unfenced:
         shares = ", ".join(each.id for each in report.unfenced)
-        text = f"sessions can open all GPUs until the shares from before the fence have ended: {shares}"
+        text = f"sessions can open all GPUs until the shares started before the fence have ended: {shares}"
         yield Finding("fence", Status.WARN, text, "end a share with: tranche release ID --terminate")
     elif not report.sessions or not all(each.rule for each in report.sessions):
         groups = ", ".join(each.path for each in report.sessions if not each.rule) or "any control group"

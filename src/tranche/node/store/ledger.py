@@ -319,7 +319,7 @@ _MOVE_AWAY = (
 
 def _emptied(path: Path) -> LedgerCorrupt:
     return LedgerCorrupt(
-        f"the ledger {path} or its log was emptied or cut short while other processes had it open",
+        f"the ledger {path} or its log was emptied or truncated while other processes had it open",
         hint=f"move {path}* away, and run the command again: it creates a new ledger and finds the existing shares",
     )
 

@@ -181,7 +181,9 @@ def _why_impossible(gpu: GpuState, wanted: Sequence[ProfileName]) -> str:
         profile = gpu.profile(name)
         most = 0 if profile is None else remaining_capacity(profile, ())
         if count > most:
-            return f"it has room for at most {most}x {name}" if most else f"where {name} can be placed is not known"
+            return (
+                f"it has room for at most {most}x {name}" if most else f"the possible placements of {name} are unknown"
+            )
     for one, other in combinations(sorted({name.gpu_instance for name in wanted}), 2):
         if profiles_exclude(one, other):
             return f"{one} and {other} exclude each other"
