@@ -281,7 +281,7 @@ def test_an_idle_hold_ends_with_its_programs_and_only_once(tmp_path: Path) -> No
         try:
             host.set_holder(held, holder.pid)
             limit = TimeLimit(host, held.allocation, OwnWorkload(["sleep"], os.environ), said.append, grace=5.0)
-            wait_until(lambda: limit.programs() == f" with sleep (pid {program.pid})")  # an exec takes a moment
+            wait_until(lambda: limit.programs() == f" along with sleep (pid {program.pid})")  # an exec takes a moment
             share.want(IdlePolicy(600, ends=True))
             watch = IdleWatch(host, held.allocation, warned.append, programs=limit.programs)
             for _ in range(6):

@@ -70,8 +70,8 @@ def of_shares(machine: TestMachine) -> list[str]:
     ("command", "why"),
     [
         ("hold --gpu-memory 3G", "limit the memory of a command"),
-        ("hold --cdi --gpu-memory 3G", "not for containers"),
-        ("run --cdi --gpu-memory 3G -- true", "not for containers"),
+        ("hold --cdi --gpu-memory 3G", "not yet for containers"),
+        ("run --cdi --gpu-memory 3G -- true", "not yet for containers"),
     ],
 )
 def test_a_part_whose_limit_reaches_one_command_alone_is_refused_before_it_is_granted(
