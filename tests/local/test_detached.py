@@ -160,7 +160,7 @@ def test_a_request_that_is_refused_is_an_error_and_no_run(detaching: Detaching, 
 def test_a_name_is_for_one_run(detaching: Detaching) -> None:
     detaching.detach("exec sleep 600")
     code, said = detaching.tranche(f"run --detach --name exp7 {HALF} -- true")
-    assert (code, "already have a detached run exp7, which is running" in said) == (UsageError.exit_code, True)
+    assert (code, "already have a detached run named exp7, which is running" in said) == (UsageError.exit_code, True)
     assert len(shares(detaching.machine)) == 1
     os.kill(detaching.machine.one_running()["pid"], signal.SIGKILL)
     assert detaching.tranche("job wait exp7")[0] == 128 + signal.SIGKILL
