@@ -1,5 +1,5 @@
-# The agent of a Kubernetes node: docker build -t tranche-agent:0.1.0 --build-arg TRANCHE_COMMIT="$(git rev-parse HEAD)" .
-# Without a registry, and with a list of what is inside: make image
+# The image of the Kubernetes agent: docker build -t tranche-agent:0.1.0 --build-arg TRANCHE_COMMIT="$(git rev-parse HEAD)" .
+# To build without a registry, and with a bill of materials: make image
 ARG PYTHON_IMAGE=python:3.13-slim-trixie
 
 FROM ${PYTHON_IMAGE} AS build
@@ -12,10 +12,10 @@ RUN python -m pip install --quiet --target /build --require-hashes -r requiremen
 COPY LICENSE README.md pyproject.toml hatch_build.py ./
 COPY simulator simulator
 COPY src src
-# What `tranche version` says that it was made from.
+# The commit that `tranche version` shows.
 ARG TRANCHE_COMMIT=
-# Byte code is trusted without a look at its source, whose time differs from build to build. The simulator's C sources stay behind:
-# the agent needs its catalogue of boards only.
+# Python uses the byte code without checking its sources, because their times differ between builds. The simulator's C sources are removed,
+# because the agent needs only its board catalogue.
 RUN PYTHONPATH=/build python -m pip --python /opt/tranche/bin/python install --quiet --no-compile --no-deps --no-build-isolation . \
  && rm -r /opt/tranche/lib/python3*/site-packages/tranche_simulator/native \
  && python -m compileall -q --invalidation-mode unchecked-hash /opt/tranche/lib
@@ -24,17 +24,17 @@ FROM ${PYTHON_IMAGE}
 ARG PYTHON_IMAGE
 ARG TRANCHE_COMMIT=
 LABEL org.opencontainers.image.title="tranche-agent" \
-      org.opencontainers.image.description="Cuts the NVIDIA GPUs of a Kubernetes node into slices and offers them to pods" \
+      org.opencontainers.image.description="Partitions the NVIDIA GPUs of a Kubernetes node into slices and offers them to pods" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.revision="${TRANCHE_COMMIT}" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.base.name="${PYTHON_IMAGE}"
 COPY --from=build /opt/tranche /opt/tranche
 ENV PATH=/opt/tranche/bin:$PATH
-# It starts, with every library that it needs. Where the base has Python's own modules without byte code, this leaves what it reads.
+# Check that it starts with all its libraries. If the base image lacks byte code for Python's own modules, this adds it for the modules used.
 RUN python -c "import tranche.kubernetes.agent.parts, tranche.kubernetes.agent.process, tranche.cli.agent" \
  && python -c "import tranche.kubernetes.controller.process, tranche.dashboard.cluster.cluster_app" && openssl version && tranche --version
-# Its root may be read-only; /tmp and the folders of the node are mounted.
+# The root file system may be read-only. /tmp and the node's folders are mounted.
 ENV PYTHONDONTWRITEBYTECODE=1
 ENTRYPOINT ["tranche"]
 CMD ["agent"]

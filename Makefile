@@ -1,4 +1,4 @@
-# Two commands matter: `make demo` runs the main job, `make test` passes the tests. Both set up what they need.
+# The main commands are `make demo` and `make test`. Both set up what they need.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -11,15 +11,15 @@ CACHE  := $(or $(TRANCHE_CACHE_DIR),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tranc
 
 NODES ?= p4d=p4d.24xlarge
 
-# Each process of the tests reads what the first has compiled, also where the shell tells Python to write none of it.
+# Lets the test processes share compiled modules, even if the shell tells Python not to write any.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-long check style site recording dist figures image cluster cluster-down test-cluster goldens lock stubs clean
 
-help:            ## what can be made
+help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-setup: $(STAMP)  ## the virtual environment with the locked dependencies
+setup: $(STAMP)  ## create the virtual environment with the locked dependencies
 
 $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -27,17 +27,17 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(STAMP)   ## a simulated p4d.24xlarge: 56 jobs on whole GPUs, then in slices
+demo: $(STAMP)   ## run 56 jobs on a simulated p4d.24xlarge, on whole GPUs and then in slices
 	$(BIN)/tranche demo
 
-# Not $(MAKE) itself in the recipe, or `make -n test` would run it.
+# The recipe does not use $(MAKE) itself, because `make -n test` would then run it.
 AGAIN := $(MAKE) --no-print-directory
 
-# Getting a cluster's programs takes minutes the first time, so that runs beside the checks and the tests that need none. The
-# tests of a cluster wait for it; where no cluster can run, the last lines of the tests say so. In a new checkout one process
-# compiles the tests first; else each process would. The checks use one core, so they run beside the tests, and end
-# them when something is wrong. Only then are their lines shown.
-test: $(STAMP) style  ## every check, and the tests, each kind once
+# The first download of a cluster's programs takes minutes, so it runs in parallel with the checks and the other tests. Tests that
+# need a cluster wait for it. If this machine cannot run a cluster, the tests' last lines say so. In a new checkout, one process
+# compiles the tests first, so that not every process does. The checks use one core, so they run in parallel with the tests. If a
+# check fails, it ends the tests, and only then is its output shown.
+test: $(STAMP) style  ## run all checks, and each kind of test once
 	@mkdir -p $(dir $(CHECKED)); stopped=; tests=; \
 	$(BIN)/python -m cluster prepare >/dev/null & prepared=$$!; \
 	$(AGAIN) check >$(CHECKED) 2>&1 & checks=$$!; \
@@ -51,58 +51,58 @@ test: $(STAMP) style  ## every check, and the tests, each kind once
 	if [ $$wrong != 0 ] && [ -z "$$stopped" ]; then cat $(CHECKED); code=$$wrong; fi; exit $$code
 
 test-long: export TRANCHE_LONG := 1
-test-long: test  ## the same, each test at its full length; before a release
+test-long: test  ## the same, with every test at full length; run it before a release
 	TRANCHE_OLDER_KUBERNETES=1 $(BIN)/python -m pytest -n 0 tests/cluster/test_shares_by_gates.py tests/cluster/test_guides.py -k "gates or without_claims"
 
-# A new checkout begins with what mypy found in the last one: mypy compares the contents of the files.
-check: $(STAMP) style $(DEPLOY) $(SITE)  ## format, lint, types, layers, prose; chart, rules, examples; links
+# A new checkout starts with the previous checkout's mypy cache, because mypy compares file contents.
+check: $(STAMP) style $(DEPLOY) $(SITE)  ## check format, lint, types, layers, prose, chart, rules, examples and links
 	@[ -d .mypy_cache ] || tar xf $(CACHE)/mypy.tar 2>/dev/null || true
 	$(BIN)/mypy
 	@mkdir -p $(CACHE) && tar cf $(CACHE)/mypy.tar.$$$$ .mypy_cache && mv $(CACHE)/mypy.tar.$$$$ $(CACHE)/mypy.tar
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 0 -q tests/test_prose.py
 
-style: $(STAMP)  ## format and lint alone, in a second
+style: $(STAMP)  ## check only format and lint, in a second
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-# What is deployed is checked again when something of it, or of the checks, has changed.
+# Checks deploy/ again only if its files or the checks have changed.
 $(DEPLOY): $(STAMP) $(shell find deploy release docs/runbooks src/tranche/boot src/tranche/metrics -type f -not -name '*.pyc')
 	$(BIN)/python -m release check
 	@mkdir -p $(@D) && touch $@
 
-site: $(SITE)    ## the documents as a site that can be searched, in build/site/
+site: $(SITE)    ## build the documentation as a searchable site, in build/site/
 
 $(SITE): $(STAMP) $(wildcard *.md) requirements-docs.lock release/site.py $(shell find docs -type f)
 	$(BIN)/python -m release site
 
-recording: $(STAMP) ## run the session of the README's terminal on a simulated machine, and draw it
+recording: $(STAMP) ## record the README's terminal session on a simulated machine
 	$(BIN)/python -m release recording
 
-dist: $(STAMP)   ## wheels, sources, the self-contained archive, bill of materials and checksums, in dist/
+dist: $(STAMP)   ## create wheels, sources, the self-contained archive, bill of materials and checksums, in dist/
 	$(BIN)/python -m release dist
 
-figures: $(STAMP) ## run the benchmarks and rewrite their page; BENCH="cutting decisions" for some of them
+figures: $(STAMP) ## run the benchmarks and rewrite their page; BENCH="cutting decisions" runs only these
 	$(BIN)/python -m bench --write $(BENCH)
 
-image: $(STAMP)  ## the agent's image as an OCI archive, also where there is no registry
+image: $(STAMP)  ## build the agent's image as an OCI archive, even without a registry
 	$(BIN)/python -m release image
 
-cluster: $(STAMP) ## a Kubernetes cluster with simulated GPUs; NODES="p4d=p4d.24xlarge p5=p5.48xlarge" for more nodes
+cluster: $(STAMP) ## start a Kubernetes cluster with simulated GPUs; NODES="p4d=p4d.24xlarge p5=p5.48xlarge" adds nodes
 	$(BIN)/python -m cluster up $(NODES)
 
-cluster-down: $(STAMP) ## remove that cluster and put the machine back as it was
+cluster-down: $(STAMP) ## remove that cluster and restore the machine
 	$(BIN)/python -m cluster down
 
-test-cluster: $(STAMP) ## the tests that need a cluster; it is made and removed
+test-cluster: $(STAMP) ## run the tests that need a cluster, which is created and removed
 	$(BIN)/python -m pytest -n 0 -m cluster tests/cluster
 
-goldens: $(STAMP) ## rewrite the golden files from what the code prints now
+goldens: $(STAMP) ## update the golden files from the code's current output
 	$(BIN)/python -m pytest -n 2 --update-goldens -m "not cluster"
 
 RESOLVE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 
-lock: $(STAMP)   ## resolve the dependencies anew (needs uv): all of them; the image's; its build's; a release's tools; the site's; a browser's; a hub's
+lock: $(STAMP)   ## update all lock files (needs uv)
 	$(RESOLVE) --group dev --extra kubernetes --extra dashboard pyproject.toml -o requirements.lock
 	$(RESOLVE) --constraints requirements.lock --extra kubernetes --extra dashboard pyproject.toml -o requirements-image.lock
 	$(RESOLVE) --constraints requirements.lock --group build -o requirements-build.lock
@@ -113,8 +113,8 @@ lock: $(STAMP)   ## resolve the dependencies anew (needs uv): all of them; the i
 	$(RESOLVE) --group browser -o requirements-browser.lock
 	$(RESOLVE) --group hub -o requirements-hub.lock
 
-stubs: $(STAMP)  ## make the Python of the kubelet's protocols anew
+stubs: $(STAMP)  ## regenerate the Python code of the kubelet's protocols
 	$(BIN)/python -m grpc_tools.protoc -I $(PROTO) --python_out=$(PROTO) --pyi_out=$(PROTO) $(PROTO)/*.proto
 
-clean:           ## remove what was made in the checkout
+clean:           ## remove what was built in the checkout
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -176,10 +176,10 @@ def run(report: Report) -> None:
     loads = f"{', '.join(f'{load}%' for load in LOADS[:-1])} or {LOADS[-1]}%"
     report.section(
         "Accepted requests",
-        f"Slices of {GPUS} {BOARD} GPUs are requested and released. A request that does not fit is lost.",
+        f"The benchmark requests and releases slices of {GPUS} {BOARD} GPUs. Requests that do not fit are rejected.",
         f"The load is {loads} of what would fit if slices could move freely, in {len(MIXES)} mixes of profiles.",
-        f"Each run has {ARRIVALS:,} requests. Each cell shows, in percentage points, how many more are lost than"
-        " with free moves.",
+        f"Each run has {ARRIVALS:,} requests. Each cell shows how many more are rejected than with free moves,"
+        " in percentage points.",
         "The last two columns weight each request by its compute slices.",
     )
     found = on_all_cores({(mix, load): (_cell, MIXES[mix], load) for mix in MIXES for load in LOADS})

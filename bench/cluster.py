@@ -108,14 +108,14 @@ def _layouts(report: Report, cluster: Cluster, node: Node) -> None:
     )
     measured = labelled | {(*change, "8 pods hold 3g.20gb"): times for change, times in around_pods.items()}
     report.table(
-        ["layout", "label to NVML", "NVML at work", "NVML to allocatable", "command to NVML", "at work", "to its end"],
+        ["layout", "label to NVML", "NVML busy", "NVML to allocatable", "command to NVML", "NVML busy", "NVML to exit"],
         [
             [_name(*change), *_medians(times), *(_medians(commanded[change]) if change in commanded else ("", "", ""))]
             for change, times in measured.items()
         ],
     )
     worst = max(median(each.after for each in times) for times in measured.values())
-    report.verdict(f"Slices are allocatable within {GOAL_SECONDS:g} s after NVML has finished.", worst <= GOAL_SECONDS)
+    report.verdict(f"Slices are allocatable within {GOAL_SECONDS:g} s after NVML finishes.", worst <= GOAL_SECONDS)
 
 
 def _name(start: str, end: str, meanwhile: str = "") -> str:

@@ -31,8 +31,8 @@ def run(report: Report) -> None:
         "56 jobs on a Kubernetes node",
         f"The {MEMBERS} [jobs from AWS's article](../guides/56-pods-on-one-p4d.md#awss-56-jobs) run on a real kubelet with"
         " simulated GPUs.",
-        f"Each job only sleeps, for {WHOLE_GPU_SECONDS} s on a whole GPU or for {SLICE_SECONDS:g} s on a 1g.5gb slice.",
-        "Each cell gives the seconds until the last pod has succeeded, not counting the time to create slices.",
+        f"Each job only sleeps: {WHOLE_GPU_SECONDS} s on a whole GPU, or {SLICE_SECONDS:g} s on a 1g.5gb slice.",
+        "Each cell gives the seconds until the last pod succeeds, excluding the time to create slices.",
     )
     alone = math.ceil(MEMBERS / GPUS) * WHOLE_GPU_SECONDS
     first, second = (whole.seconds, alone, eight.seconds), (sliced.seconds, SLICE_SECONDS, all_at_once.seconds)

@@ -60,13 +60,13 @@ def run(report: Report) -> None:
     report.section(
         f"A page of {NODES:,} nodes",
         f"The page shows a simulated cluster with {GPUS:,} GPUs, {SLICES:,} slices and {CHANGES} changes a second.",
-        "For comparison, in the last column, the browser fetches the whole page again whenever something has changed.",
+        "For comparison, in the last column, the browser fetches the whole page again whenever something changes.",
     )
     rows: Sequence[tuple[str, str, Callable[[_Watched], float]]] = (
-        ("first picture with all rows, median", " s", lambda each: median(each.first)),
+        ("first render with all rows, median", " s", lambda each: median(each.first)),
         ("delay of a change, p50", " ms", lambda each: median(each.late)),
         ("delay of a change, p99", " ms", lambda each: quantiles(each.late, n=100)[98]),
-        ("time that the page's thread is busy", "%", lambda each: 100 * each.seconds_busy / _SECONDS),
+        ("busy time of the page's main thread", "%", lambda each: 100 * each.seconds_busy / _SECONDS),
         ("the page's memory", " MiB", lambda each: each.page),
         ("the server's memory", " MiB", lambda each: each.server),
     )
@@ -75,7 +75,7 @@ def run(report: Report) -> None:
         [[words, *(f"{figure(of(each))}{unit}" for each in (ours, theirs))] for words, unit, of in rows],
     )
     report.verdict(
-        f"The first picture and 99% of the changes appear within {_TARGET_SECONDS:g} s.",
+        f"The first render and 99% of the changes take at most {_TARGET_SECONDS:g} s.",
         max(median(ours.first), quantiles(ours.late, n=100)[98] / 1000) <= _TARGET_SECONDS,
     )
 

@@ -52,7 +52,7 @@ def run(report: Report) -> None:
         f"{100 * _LOAD:.0f}% of the memory on average.",
         f"Most request 1 to {max(_AMOUNTS)} GiB, and {100 - sum(_AMOUNTS.values())}% request a whole GPU.",
         f"In the rows with `hard`, {100 * _HARD:.0f}% of the requests for memory accept only hard isolation.",
-        f"Each cell gives the percentage of requests that are placed at once, as the mean of {len(_SEEDS)} seeds.",
+        f"Each cell gives the percentage of requests that are placed immediately, as the mean of {len(_SEEDS)} seeds.",
     )
     machines = {"one T4": (t4(),), "one A100 40 GB": a100s(1), "eight A100 40 GB": a100s(8)}
     rows = []

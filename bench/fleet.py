@@ -76,7 +76,7 @@ async def _measure(report: Report, cluster: Cluster, folder: Path) -> None:
             await asyncio.to_thread(cluster.apply, _config_map("3g.20gb", 2))
             await fleet.until_all(2)
 
-        phases.append(await _phase(fleet, "every node is partitioned after an edit of the ConfigMap", edit))
+        phases.append(await _phase(fleet, "all nodes are partitioned after the ConfigMap is edited", edit))
         changed = fleet.most
 
         async def restart() -> None:
@@ -86,7 +86,7 @@ async def _measure(report: Report, cluster: Cluster, folder: Path) -> None:
                 await asyncio.sleep(_POLL_SECONDS)
 
         phases.append(
-            await _phase(fleet, "most watches are open again after the API server is killed and started", restart)
+            await _phase(fleet, "most watches are open again after the API server is killed and restarted", restart)
         )
     finally:
         await fleet.end()
@@ -97,7 +97,7 @@ async def _measure(report: Report, cluster: Cluster, folder: Path) -> None:
         f"Each node has eight simulated A100 GPUs, and each change takes {CUT_SECONDS:g} seconds. The API server is real.",
     )
     report.table(["", "seconds", "requests", "per second", "in the busiest second", "per node", "watches open"], phases)
-    report.verdict(f"At most {limit} nodes change at once; {changed} did.", changed <= limit)
+    report.verdict(f"At most {limit} nodes change at once; the maximum was {changed}.", changed <= limit)
 
 
 class _Fleet:

@@ -124,7 +124,7 @@ def _computed(site: Site) -> dict[int, float]:
 def _admission(report: Report, card: Site, cut: Site) -> None:
     report.section(
         "From `tranche run` to the command's start",
-        f"Times are in milliseconds, from {_RUNS} runs one after another. GPU operations take no time.",
+        f"Times are in milliseconds, from {_RUNS} consecutive runs. GPU operations take no time.",
     )
     share, whole, small = ("--gpu-memory", "1G"), ("--gpus", "1"), ("--gpu-memory", "4Gi", "--isolation", "hard")
     rows = [

@@ -99,19 +99,19 @@ def run(report: Report) -> None:
     layout = ", ".join(f"{count} {size.gres}" for size, count in gpus.items())
     report.section(
         "Beside Slurm on one machine",
-        f"{len(commands)} commands ask for {sizes}, for {_SHORTEST:.0f} to {_LONGEST:.0f} s each.",
-        f"First they want {' and then '.join(PHASES)}; on average, {_LOAD:.0%} of {_GPUS} simulated {_BOARD}.",
-        "Tranche creates slices on demand. Slurm 22.05, with backfill, has the fixed layout that suits the whole trace best",
+        f"{len(commands)} commands each request {sizes} for {_SHORTEST:.0f} to {_LONGEST:.0f} s.",
+        f"They first request {' and then '.join(PHASES)}. On average, they request {_LOAD:.0%} of {_GPUS} simulated {_BOARD}.",
+        "Tranche creates slices on demand. Slurm 22.05 uses backfill and the fixed layout that suits all commands best",
         f"(GPUs: {layout}).",
     )
     rows = []
-    for title, keep in {**{f"asked {each.name}": each for each in SIZES}, "all": None}.items():
+    for title, keep in {**{each.name: each for each in SIZES}, "all": None}.items():
         found = [[wait for command, wait in each if keep in (None, command.size)] for each in waits.values()]
         rows.append([title, len(found[0]), *(f"{mean(each):.1f} s, {_p95(each):.1f} s" for each in found)])
     report.table(["commands", "count", "Tranche: mean and p95 wait", "Slurm"], rows)
     report.section(
         "Deciding among 500 waiting commands",
-        f"The CPU time of Tranche's decision is a median of {_REPETITIONS}; Slurm's figures are those of `sdiag`.",
+        f"Tranche's figure is the median CPU time of {_REPETITIONS} decisions; Slurm's figures come from `sdiag`.",
     )
     report.table(
         ["Tranche", "Slurm: mean cycle", "mean cycle of backfill"],

@@ -54,7 +54,7 @@ def dist(target: Path) -> None:
 
 @command.command()
 def dashboards() -> None:
-    """Write the dashboards of deploy/monitoring anew, from release/dashboards.py."""
+    """Write the dashboards of deploy/monitoring from release/dashboards.py."""
     from release.dashboards import FOLDER, dashboard_files
 
     for name, text in dashboard_files().items():

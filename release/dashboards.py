@@ -21,7 +21,7 @@ _NODE = GrafanaVariable("instance", "tranche_gpu_lost")
 _NAMESPACE = GrafanaVariable("namespace", "tranche_slice_state")
 _HERE = 'instance=~"$instance"'
 _THEIRS = 'namespace=~"$namespace"'
-_ON_HOPPER = "Only Hopper and later GPUs measure it; other nodes are missing here."
+_ON_HOPPER = "Measured only on Hopper and later GPUs; other nodes are not shown."
 
 
 def _times(
@@ -52,21 +52,21 @@ def _bars(title: str, description: str, unit: GrafanaUnit, expression: str, lege
 FLEET = GrafanaDashboard(
     "tranche-fleet",
     "Tranche / Fleet",
-    "All nodes: number of GPUs, their holders, and faults.",
+    "GPUs, their holders and their faults on all nodes.",
     (
         _stat("Nodes", "Agents that answer.", "count(tranche_build_info)"),
         _stat("GPUs", "GPUs that the driver lists, including lost ones.", "count(tranche_gpu_lost)"),
         _stat("Slices", "Slices of all profiles, held or idle.", "sum(instance:tranche_slices:count)"),
         _stat("GPUs lost", "GPUs that the driver lists but cannot reach.", "sum(tranche_gpu_lost)"),
         _stat(
-            "Layouts not reached",
-            "Nodes that do not have the layout of their label.",
+            "Layouts not applied",
+            "Nodes without the layout that their label names.",
             'count(tranche_layout_state{state!="success"}) or vector(0)',
         ),
-        _stat("Power", "Power of all GPUs.", "sum(instance:tranche_gpu_power_watts:sum)", GrafanaUnit.WATTS),
+        _stat("Power", "Power draw of all GPUs.", "sum(instance:tranche_gpu_power_watts:sum)", GrafanaUnit.WATTS),
         _times(
             "Held, in GPUs",
-            "Compute slices that each namespace holds, in GPUs. Commands of tranche run have no namespace.",
+            "Compute slices that each namespace holds, in GPUs. Commands started with tranche run have no namespace.",
             GrafanaUnit.NUMBER,
             "sum by (namespace) (namespace:tranche_gpus_held:sum)",
             "{{namespace}}",
@@ -82,15 +82,15 @@ FLEET = GrafanaDashboard(
         ),
         _times(
             "Slices by profile and state",
-            "Missing slices are held but absent.",
+            "Missing slices are held but do not exist.",
             GrafanaUnit.NUMBER,
             "sum by (profile, state) (instance:tranche_slices:count)",
             "{{profile}} {{state}}",
             stacked=True,
         ),
         _times(
-            "Changes that failed",
-            "Undone or interrupted changes of GPUs, per hour.",
+            "Failed changes",
+            "GPU changes that were undone or interrupted, per hour.",
             GrafanaUnit.NUMBER,
             'sum by (kind, outcome) (rate(tranche_change_duration_seconds_count{outcome!="done"}[$__rate_interval])) * 3600',
             "{{kind}} {{outcome}}",
@@ -103,8 +103,8 @@ FLEET = GrafanaDashboard(
             width=12,
         ),
         _table(
-            "Components of agents that do not work",
-            "Empty when all is well.",
+            "Agent components that are not ready",
+            "Empty while all components are ready.",
             GrafanaUnit.NUMBER,
             "min by (instance, component) (tranche_component_ready) == 0",
             width=12,
@@ -118,7 +118,7 @@ FLEET = GrafanaDashboard(
         ),
         _times(
             "Age of readings",
-            "A driver or kubelet that hangs shows up here.",
+            "Rises while a driver or a kubelet hangs.",
             GrafanaUnit.SECONDS,
             "max by (instance, what) (tranche_observation_age_seconds)",
             "{{instance}} {{what}}",
@@ -129,11 +129,11 @@ FLEET = GrafanaDashboard(
 NODE = GrafanaDashboard(
     "tranche-node",
     "Tranche / Node",
-    "One or a few nodes: each GPU with its gauges, each slice with its pod.",
+    "GPUs, slices and pods on the selected nodes.",
     (
         _table(
             "Slices",
-            "Holders of slices, by placement.",
+            "The holder of each slice, by placement.",
             GrafanaUnit.NUMBER,
             "max by (instance, gpu_uuid, placement, profile, state, namespace, pod, container, mig_uuid) "
             f"(tranche_slice_state{{{_HERE}}})",
@@ -153,22 +153,22 @@ NODE = GrafanaDashboard(
             "{{instance}} {{gpu_uuid}}",
         ),
         _times(
-            "Activity of slices",
+            "Slice activity",
             f"Activity of the slice's multiprocessors. {_ON_HOPPER}",
             GrafanaUnit.SHARE,
             f"max by (gpu_uuid, placement, pod) (tranche_slice_sm_active_ratio{{{_HERE}}})",
             "{{gpu_uuid}} {{placement}} {{pod}}",
         ),
         _times(
-            "Utilization of uncut GPUs",
-            "The driver does not measure it in MIG mode.",
+            "Utilization of GPUs without MIG mode",
+            "The driver does not measure utilization in MIG mode.",
             GrafanaUnit.SHARE,
             f"max by (instance, gpu_uuid) (tranche_gpu_utilization_ratio{{{_HERE}}})",
             "{{instance}} {{gpu_uuid}}",
         ),
         _times(
             "Power",
-            "Power of whole GPUs; the driver does not measure slices.",
+            "Power draw of whole GPUs; the driver does not measure it for slices.",
             GrafanaUnit.WATTS,
             f"sum by (instance, gpu_uuid) (tranche_gpu_power_watts{{{_HERE}}})",
             "{{instance}} {{gpu_uuid}}",
@@ -183,7 +183,7 @@ NODE = GrafanaDashboard(
         ),
         _times(
             "Duration of changes",
-            "95 % of changes were faster.",
+            "95th percentile.",
             GrafanaUnit.SECONDS,
             "histogram_quantile(0.95, sum by (kind, le) "
             f"(rate(tranche_change_duration_seconds_bucket{{{_HERE}}}[$__rate_interval])))",
@@ -191,7 +191,7 @@ NODE = GrafanaDashboard(
         ),
         _times(
             "Driver errors",
-            "Errors by name in nvml.h, per hour.",
+            "Driver errors per hour, with their names in nvml.h.",
             GrafanaUnit.NUMBER,
             f"sum by (instance, error) (rate(tranche_nvml_errors_total{{{_HERE}}}[$__rate_interval])) * 3600",
             "{{instance}} {{error}}",
@@ -229,7 +229,7 @@ NAMESPACES = GrafanaDashboard(
         ),
         _times(
             "Slices held, by profile",
-            "Counted.",
+            "Number of slices.",
             GrafanaUnit.NUMBER,
             f'count by (namespace, profile) (tranche_slice_state{{state="held", {_THEIRS}}})',
             "{{namespace}} {{profile}}",
@@ -245,7 +245,7 @@ NAMESPACES = GrafanaDashboard(
         ),
         _times(
             "Memory used, as a fraction of memory held",
-            "Far below 1, smaller slices are enough.",
+            "If this is far below 1, smaller slices are enough.",
             GrafanaUnit.SHARE,
             f"sum by (namespace) (tranche_slice_memory_used_bytes{{{_THEIRS}}}) "
             f"/ sum by (namespace) (tranche_slice_memory_total_bytes{{{_THEIRS}}})",
@@ -274,12 +274,12 @@ NAMESPACES = GrafanaDashboard(
 WASTE = GrafanaDashboard(
     "tranche-waste",
     "Tranche / Waste",
-    "Idle GPUs and slices, and held ones without use.",
+    "GPUs and slices that are idle, or held but unused.",
     (
         _stat("Idle, in GPUs", "Compute without a holder.", "sum(instance:tranche_gpus_idle:sum)"),
         _stat(
             "Unused, in GPUs",
-            "Compute that pods hold without a process on it.",
+            "Compute that pods hold but no process uses.",
             "sum(namespace:tranche_gpus_unused:sum)",
         ),
         _times(
@@ -293,7 +293,7 @@ WASTE = GrafanaDashboard(
         ),
         _times(
             "Held without a process, in GPUs",
-            "Compute of pods that hold slices but do not use them at that moment.",
+            "Compute of slices that pods held without running a process.",
             GrafanaUnit.NUMBER,
             "sum by (namespace) (namespace:tranche_gpus_unused:sum)",
             "{{namespace}}",
@@ -301,21 +301,21 @@ WASTE = GrafanaDashboard(
         ),
         _bars(
             "Memory held but not used",
-            "By namespace, now.",
+            "Current values, by namespace.",
             GrafanaUnit.BYTES,
             'sum by (namespace) (tranche_slice_memory_total_bytes{namespace!=""} - tranche_slice_memory_used_bytes)',
             "{{namespace}}",
         ),
         _table(
             "Slices without a process",
-            "Slices that a pod holds, now.",
+            "Slices that a pod holds now, but no process uses.",
             GrafanaUnit.NUMBER,
             "max by (namespace, pod, container, instance, profile, placement) "
             '(tranche_slice_processes{namespace!=""} == 0)',
         ),
         _times(
             "Power of GPUs without a holder",
-            "Idle uncut GPUs.",
+            "Idle whole GPUs.",
             GrafanaUnit.WATTS,
             "sum by (instance) (tranche_gpu_power_watts and on (instance, gpu_uuid) "
             '(tranche_gpu_state{state="idle"} == 1))',
@@ -335,7 +335,7 @@ DASHBOARDS = (FLEET, NODE, NAMESPACES, WASTE)
 
 
 def dashboard_files() -> dict[str, str]:
-    """File name and text of each."""
+    """File name and text of each dashboard."""
     return {
         f"{each.uid.removeprefix('tranche-')}.json": json.dumps(dashboard_json(each), indent=2) + "\n"
         for each in DASHBOARDS

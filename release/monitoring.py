@@ -156,6 +156,8 @@ def _alert_problems(rules: Mapping[str, Any], tests: Mapping[str, Any], root: Pa
     for page in sorted((root / "docs" / "runbooks").glob("*.md")):
         if page.stem not in alerts:
             yield f"docs/runbooks/{page.name} is about no alert"
+        if "`tranche bundle`" not in (lines := page.read_text().splitlines())[-1] or "#who-can-help" not in lines[-1]:
+            yield f"docs/runbooks/{page.name} does not end with tranche bundle, and whom to ask"
     exprs = {case["expr"] for test in tests["tests"] for case in test.get("promql_expr_test", ())}
     yield from (f"recording rule {name} has no test" for name in sorted(recorded(rules) - exprs))
 

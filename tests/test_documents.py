@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +93,13 @@ def test_nobody_is_told_to_install_by_a_name_that_is_not_ours() -> None:
     assert found == []
 
 
+def test_the_documents_stay_short_enough_to_read() -> None:
+    """The README and docs/, without the three pages that are made from the code."""
+    generated = {REPOSITORY / "docs/reference" / f"{name}.md" for name in ("cli", "errors", "metrics")}
+    pages = {REPOSITORY / "README.md", *REPOSITORY.glob("docs/**/*.md")} - generated
+    assert sum(len(page.read_text().split()) for page in pages) <= 45_000
+
+
 @ALL_PAGES
 def test_a_line_for_cron_names_its_program_by_the_whole_path(page: Path) -> None:
     for line in re.findall(r"^(?:[*/\d]+ ){5}\w+ (\S+)", page.read_text(), re.MULTILINE):
@@ -161,11 +169,12 @@ def parse(arguments: list[str]) -> None:
 
 
 def shell_lines(page: str) -> Iterator[str]:
-    """Every command of a page's console blocks, and every line of its other shell blocks."""
+    """Every command of a page's console blocks, and every call of Tranche in its other blocks, whatever they are in."""
     for session in console_sessions(page):
         yield session.command
-    for block in re.findall(r"^```(?:sh|bash)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
-        yield from (line.split("  #")[0] for line in block.splitlines() if line.startswith("tranche "))
+    for block in re.findall(r"^ *```(?!console)\w*\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL):
+        joined = textwrap.dedent(block).replace("\\\n", " ")
+        yield from (line.split("  #")[0] for line in joined.splitlines() if re.match(r"(sudo )?tranche ", line))
 
 
 @ALL_PAGES

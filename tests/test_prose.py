@@ -1,19 +1,22 @@
-"""Documents and help texts read as engineers speak: short sentences, an actor in each, no words that only this house uses."""
+"""Documents, help texts and what is deployed read as engineers speak: short sentences, an actor in each, no house words."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from tranche.cli.main import root
 
 ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
 PAGES = sorted(page for pages in ("*.md", "docs/**/*.md", "simulator/*.md") for page in ROOT.glob(pages))
+DEPLOYED = sorted(DEPLOY / path for kind in ("yaml", "json", "mime", "txt") for path in DEPLOY.glob(f"**/*.{kind}"))
 LONGEST = 35
 """Words in any sentence."""
 MEAN = 20
@@ -22,7 +25,8 @@ AVOIDED = re.compile(
     r"\b(whoever|whatever|whomever|whose|anew|so long as|of which|that which|in the place of|somebody|nobody|hereby|thereof"
     r"|he or she|(?:is|are) (?:said|told)|says so|says of|what is more|be had)\b"
     r"|(?:^|(?<=[.:] ))Of (?:a|an|the|each|all|every|these|those) "
-    r"|\b(?:he|his|him)\b",
+    r"|\b(?:he|his|him)\b"
+    r"|\b(?:un|re)?cut(?:s|ting)?\b(?! \(into slices\))",
     re.IGNORECASE,
 )
 
@@ -44,14 +48,46 @@ def sentences(text: str) -> Iterator[str]:
         )
 
 
+def cells(text: str) -> Iterator[str]:
+    """The cells of the tables of a Markdown text; code counts as one word."""
+    text = re.sub(r"`[^`]*`", "CODE", re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL))
+    for row in re.findall(r"^ *\|([^\n]*)", text, re.MULTILINE):
+        yield from filter(None, map(str.strip, re.sub(r"\]\([^)]*\)", "]", row).split("|")))
+
+
+def comments(text: str) -> str:
+    """The comments of a YAML file, a paragraph each."""
+    found = re.findall(r"(?:^ *#.*\n)+|  #.*$", text, re.MULTILINE)
+    return "\n\n".join(re.sub(r"^ *# ?", "", each, flags=re.MULTILINE) for each in found)
+
+
+def deployed_texts(path: Path) -> str:
+    """What people read of a file under deploy/: comments, and what alerts and dashboards show."""
+    text = path.read_text()
+    if path.suffix == ".json":
+        return "\n\n".join(re.findall(r'"(?:title|description)": "(.*)"', text))
+    if path.name == "rules.yaml":
+        rules = [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
+        return "\n\n".join([comments(text), *(each for rule in rules for each in rule.get("annotations", {}).values())])
+    return comments(text) if path.suffix == ".yaml" else text
+
+
+def avoided(texts: Iterable[str]) -> list[str]:
+    """The words that engineers do not write, with their sentences, a line each."""
+    return [f"{match[0].strip()}: {each}" for each in texts if (match := AVOIDED.search(each))]
+
+
 def faults(text: str) -> list[str]:
     """What a native reader would stumble over, a line each."""
     found = list(sentences(text))
     lengths = [len(sentence.split()) for sentence in found]
     long = [f"{length} words: {each}" for each, length in zip(found, lengths, strict=True) if length > LONGEST]
-    avoided = [f"{match[0].strip()}: {each}" for each in found if (match := AVOIDED.search(each))]
     mean = sum(lengths) / len(lengths) if lengths else 0.0
-    return [*long, *avoided, *([f"{mean:.1f} words in the mean sentence"] if mean > MEAN else [])]
+    return [
+        *long,
+        *avoided([*found, *cells(text)]),
+        *([f"{mean:.1f} words in the mean sentence"] if mean > MEAN else []),
+    ]
 
 
 def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
@@ -116,6 +152,26 @@ def test_a_page_reads_as_engineers_speak(page: Path) -> None:
     assert faults(page.read_text()) == []
 
 
+@pytest.mark.parametrize("path", DEPLOYED, ids=lambda path: str(path.relative_to(DEPLOY)))
+def test_what_is_deployed_reads_as_engineers_speak(path: Path) -> None:
+    assert avoided(sentences(deployed_texts(path))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("values.yaml", "# Cuts GPUs.\nenabled: true\n"),
+        ("values.yaml", "enabled: true  # for whoever asks\n"),
+        ("rules.yaml", "groups: [{rules: [{annotations: {summary: Nobody waits.}}]}]\n"),
+        ("fleet.json", '{"title": "Uncut GPUs"}\n'),
+        ("NOTES.txt", "Label the nodes\nanew.\n"),
+    ],
+)
+def test_what_engineers_do_not_deploy_is_noticed(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert len(avoided(sentences(deployed_texts(tmp_path / name)))) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
@@ -125,6 +181,8 @@ def test_a_page_reads_as_engineers_speak(page: Path) -> None:
         ("It ends for whoever asks.", "whoever"),
         ("The kubelet is told of each device.", "is told"),
         ("It shows a share whose holder has ended.", "whose"),
+        ("| a share | whose holder has ended |", "whose"),
+        ("It cuts the GPUs.", "cuts"),
         (" ".join(["word"] * 36) + ".", "36 words"),
         ("- " + " ".join(["word"] * 21) + ".", "21.0 words in the mean sentence"),
     ],
@@ -134,6 +192,6 @@ def test_what_engineers_do_not_say_is_noticed(text: str, fault: str) -> None:
 
 
 def test_code_tables_and_links_are_no_sentences() -> None:
-    text = "# Of a title\n\n| he | whoever |\n\n```sh\nwhoever\n```\n\nRun `whoever` [and go on](whoever.md).\n"
+    text = "# Of a title\n\n| `he` | [a share](whoever.md) |\n\n```sh\nwhoever\n```\n\nRun `whoever` [and go on](whoever.md).\n"
     assert list(sentences(text)) == ["Run CODE and go on."]
     assert faults(text) == []

@@ -1,1 +1,1 @@
-"""Tranche shares NVIDIA GPUs: it cuts them into slices and runs work in the smallest slice that fits."""
+"""Tranche shares NVIDIA GPUs: it partitions them into slices and runs work in the smallest slice that fits."""

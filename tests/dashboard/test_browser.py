@@ -184,7 +184,7 @@ def test_a_viewers_clock_that_is_wrong_is_said(browser: Any, dashboard: ServedDa
         an_hour_ago = datetime.datetime.now(tz=datetime.UTC) - datetime.timedelta(hours=1)
         viewer.page.clock.set_system_time(an_hour_ago)
         viewer.says("ahead of this one")
-        assert "live, whose clock is" in viewer.page.locator("#live").inner_text()
+        assert "live, but the server's clock is" in viewer.page.locator("#live").inner_text()
         viewer.page.clock.set_system_time(datetime.datetime.now(tz=datetime.UTC))
         viewer.page.locator("#live:not(:has-text('clock'))").wait_for()
         viewer.wait_for_live()
@@ -252,7 +252,7 @@ def test_a_page_that_nobody_sees_asks_nothing(browser: Any, dashboard: ServedDas
             page.evaluate("() => { Object.defineProperty(document, 'hidden', {value: true}); }")
             page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
         viewer.open("/queue")
-        assert "Nobody waits." in viewer.view
+        assert "No request is waiting." in viewer.view
 
 
 @pytest.mark.long

@@ -151,12 +151,12 @@ def _compare_waste(state: State, numbers: dict[str, str], shown: dict[str, list[
     unused = [each["memoryBytes"] for each in waste["unused"]]
     spare = [each["memoryBytes"] - each["enough"]["memoryBytes"] for each in waste["tooLarge"]]
     idle = [each["memoryBytes"] for each in waste["idle"]]
-    words = ("held and unused", "held and larger than needed", "cut and idle")
+    words = ("held and unused", "held and larger than needed", "idle slices")
     assert numbers == {word: format_memory(sum(each)) for word, each in zip(words, (unused, spare, idle), strict=True)}
     assert [row[1] for row in shown.get("Held, but no process is running on it", [])] == list(
         map(format_memory, unused)
     )
-    assert [row[1] for row in shown.get("Cut, but not held", [])] == list(map(format_memory, idle))
+    assert [row[1] for row in shown.get("Idle slices", [])] == list(map(format_memory, idle))
     devices = [each for gpu in state["gpus"] for each in (gpu, *gpu["slices"])]
     active = {each["id"] for each in state["allocations"] if each["phase"] == "active"}
     held = [

@@ -129,7 +129,7 @@ def test_a_gpus_page_has_every_slice_with_its_holders(view: NodeView) -> None:
         assert [tuple(row[:3]) for row in rows] == expected
         for row, each in zip(rows, gpu["slices"], strict=True):
             assert all(id in row[4] for id in each["allocationIds"])
-        whole = tables(page).get("Who holds the uncut GPU", [])
+        whole = tables(page).get("Who holds the whole GPU", [])
         assert [row[0].split()[-1] for row in whole] == gpu["allocationIds"]
 
 
@@ -386,7 +386,7 @@ def test_whatever_others_wrote_is_text(path: str, text: str) -> None:
         allocations = tuple(each._replace(command=said) for each in view.allocations)
         gpus = tuple(replace(gpu, name=f"{said} A100") for gpu in view.node)
         seen = snapshot_of(replace(view, node=replace(view.node, gpus=gpus), allocations=allocations), _waiting(), said)
-        events = tuple(replace(each, message=said) for each in EVENTS)
+        events = tuple(each._replace(message=said) for each in EVENTS)
         asked: dict[str, Any] = {"kind": "gpus", "amount": said, "gpu_model": said} if path == "/ask" else {}
         return tree_of(page_of(path, replace(seen, notes=(said,)), events, **asked))
 

@@ -125,7 +125,7 @@ def test_a_share_was_held_from_its_grant_to_its_release() -> None:
 def test_a_share_whose_grant_is_forgotten_is_held_since_it_was_made() -> None:
     gpus, allocations = documents_of(every_kind())
     (whole,) = shares_over_time(gpus[2]["uuid"], [], allocations)
-    assert (whole.allocation_id, whole.began, whole.ended, str(whole.place)) == ("55555555", 1.0, None, "the uncut GPU")
+    assert (whole.allocation_id, whole.began, whole.ended, str(whole.place)) == ("55555555", 1.0, None, "the whole GPU")
 
 
 def test_a_span_meets_the_time_that_is_shown() -> None:

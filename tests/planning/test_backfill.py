@@ -281,7 +281,7 @@ def test_no_one_who_is_told_a_start_waits_longer_whoever_is_stopped_or_beyond_a_
             over = [id for id, end in running.items() if end <= now]
             view = without(view, over)
             running = {id: end for id, end in running.items() if id not in over}
-        queue = [replace(each, silent=rng.random() < 0.2) for each in queue]
+        queue = [each._replace(silent=rng.random() < 0.2) for each in queue]
         while (next_id := next(startable(view, queue, now=now), None)) is not None:
             waiter = next(each for each in queue if each.id == next_id)
             granted = may_start(view, queue, next_id, now=now)

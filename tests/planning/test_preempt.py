@@ -68,7 +68,7 @@ def test_a_preemptible_request_ends_nothing() -> None:
 def test_each_waiter_gets_its_own() -> None:
     waiters = queue_of(ONE, ONE, ONE)
     assert [ids(to_preempt(two_held(), waiters, each.id, NOW)) for each in waiters] == [["a-2"], ["a-1"], []]
-    silent = [replace(waiters[0], silent=True), *waiters[1:]]
+    silent = [waiters[0]._replace(silent=True), *waiters[1:]]
     assert [ids(to_preempt(two_held(), silent, each.id, NOW)) for each in waiters[1:]] == [["a-2"], ["a-1"]]
 
 

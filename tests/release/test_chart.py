@@ -71,7 +71,7 @@ def test_the_notes_name_only_commands_that_the_values_allow(tmp_path: Path) -> N
     defaults, whole = notes(tmp_path), notes(tmp_path, dra=on, dashboard=on, controller=on)
     assert "nvidia.com/mig.config=all-balanced" in defaults
     assert "tranche.dev/mode" not in defaults
-    assert whole.index("tranche.dev/mode=mixed") < whole.index("Cut the GPUs of a static node")
+    assert whole.index("tranche.dev/mode=mixed") < whole.index("Partition the GPUs of a static node")
     assert "port-forward service/" in whole
     assert "turns pods' annotations into claims" in whole
     assert "nvidia.com/mig.config" not in notes(tmp_path, migManager={"enabled": False})

@@ -13,7 +13,7 @@ from tranche.core.board import catalogue
 from tranche.core.profile import ProfileName, parse_profile
 
 FILE = CHART / "mig-profiles.yaml"
-INTRO = "# The MIG profiles of every board that Tranche knows; each has a DeviceClass.\n"
+INTRO = "# The MIG profiles of all boards that Tranche knows. Each profile has a DeviceClass.\n"
 KINDS = {"gpu.tranche.dev", "slice.gpu.tranche.dev", "whole.gpu.tranche.dev", "shared.gpu.tranche.dev"}
 
 

@@ -14,7 +14,7 @@ from tranche.core.layout_format import parse_layouts
 
 FILE = CHART / "default-mig-parted-config.yaml"
 INTRO = """\
-# The layouts that each kind of GPU brings: a node has those of its own GPUs, without any ConfigMap. Edits here have no effect.
+# The layouts that Tranche generates for each GPU model. Nodes need no ConfigMap for these layouts. Edits here have no effect.
 """
 NAME = "default-mig-parted-config"
 

@@ -56,8 +56,8 @@ AGENT_OPTIONS = (
         envvar="TRANCHE_DAEMON_SET",
         default="tranche-agent",
         show_default=True,
-        help="DaemonSet of the agents. --max-unavailable counts its nodes. If this DaemonSet is deleted, the agents remove "
-        "their files.",
+        help="DaemonSet of the agents. --max-unavailable applies to its nodes. If this DaemonSet is deleted, the agents "
+        "remove their files.",
     ),
     click.Option(
         ["--pod-resources-socket"],
@@ -73,7 +73,7 @@ AGENT_OPTIONS = (
         type=click.FloatRange(min=0.1),
         default=10.0,
         show_default=True,
-        help="Maximum time between two checks of the GPUs, in seconds.",
+        help="Maximum time between two GPU checks, in seconds.",
     ),
     *HEALTH_OPTIONS,
     click.Option(
@@ -93,13 +93,13 @@ AGENT_OPTIONS = (
         envvar="HOST_ROOT_MOUNT",
         default="/host",
         show_default=True,
-        help="Mount point in the container for the host's root (for --with-reboot), or for the host folders that "
-        "--boot-program uses.",
+        help="Path in the container where the host's root (for --with-reboot) or the host folders for --boot-program are "
+        "mounted.",
     ),
     click.Option(
         ["--boot-program"],
         metavar="PATH",
-        help="Path of the tranche program on the host. The agent installs the systemd unit of 'tranche boot', which runs this "
+        help="Path of the tranche program on the host. The agent installs the systemd unit for tranche boot, which runs this "
         "program. The agent removes the unit if you remove this option from its DaemonSet, or delete the DaemonSet.",
     ),
     click.Option(
@@ -129,7 +129,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             type=click.Path(path_type=Path),
             default="/var/run/cdi",
             show_default=True,
-            help="Folder for the CDI specifications of claims and of CDI strategies.",
+            help="Folder for the CDI specifications of claims and CDI strategies.",
         ),
     ),
     "mig-manager": (
@@ -154,7 +154,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             envvar="TRANCHE_IN_USE",
             default="wait",
             show_default=True,
-            help="Policy if a slice in use blocks a layout: wait until it is free, refuse the layout, or drain (evict the pod).",
+            help="Action if a slice in use blocks a layout: wait until it is free, refuse the layout, or drain (evict the pod).",
         ),
         click.Option(
             ["--with-reboot"],
@@ -168,15 +168,15 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             multiple=True,
             envvar="OPERATOR_NAMESPACES",
             default=("gpu-operator", "kube-system"),
-            help="Namespace, in addition to the agent's own, with pods of NVIDIA's MIG manager or operands; repeatable. "
-            "Default: gpu-operator and kube-system.",
+            help="Additional namespace with pods of NVIDIA's MIG manager or operands; repeatable. Default: gpu-operator and "
+            "kube-system.",
         ),
         click.Option(
             ["--max-unavailable"],
             metavar="N|N%",
             envvar="TRANCHE_MAX_UNAVAILABLE",
             default="",
-            help="Maximum number or percentage of nodes that change their layout at the same time. Default: no limit.",
+            help="Maximum number or percentage of nodes that can change their layout at the same time. Default: no limit.",
         ),
     ),
     "feature-labels": (),
@@ -193,7 +193,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             metavar="UID",
             envvar="POD_UID",
             default="",
-            help="UID of the agent's pod, to tell the sockets of two agents on one node apart. Default: $POD_UID.",
+            help="UID of the agent's pod, which distinguishes the sockets of two agents on one node. Default: $POD_UID.",
         ),
         TIER_OPTION,
     ),
@@ -258,8 +258,8 @@ PLUGIN_OPTIONS = (
         envvar="FALLBACK_STRATEGIES",
         default="named,single",
         show_default=True,
-        help="Fallbacks, in this order, if neither the label nor --default-config names a key: named (the key "
-        "`default`), single (the only key) or empty (no file). [$FALLBACK_STRATEGIES]",
+        help="Fallbacks to try, in order, if neither the label nor --default-config names a key: named (the key `default`), "
+        "single (the only key) or empty (no file). [$FALLBACK_STRATEGIES]",
     ),
 )
 

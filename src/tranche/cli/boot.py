@@ -64,12 +64,12 @@ _NOTHING_THERE = "this machine has no NVIDIA GPU: there is nothing to partition"
 def command(context: click.Context, settings_file: str, timeout: float) -> None:
     """Partition GPUs into slices when the machine boots.
 
-    Without a subcommand, the command reads MIG_PARTITION from the file in --file. The value is the name of a layout, or
+    Without a subcommand, the command reads MIG_PARTITION from the file named by --file. The value is a layout name, or
     a list of profiles in the format of `nvidia-smi mig -cgi`, such as 19,19,19 or 3*1g.5gb.
 
-    The command waits for the driver, keeps slices that are already correct, and never changes a slice in use. It ends
-    at most two minutes after the driver is ready. The systemd unit runs the command before the kubelet starts. The
-    kubelet starts even if the command fails.
+    The command waits for the driver, keeps slices that are already correct, and never changes a slice in use. It
+    finishes within two minutes after the driver is ready. The systemd unit runs the command before the kubelet starts.
+    The kubelet starts even if the command fails.
     """
     context.meta[_TIMEOUT_KEY], context.meta[_FILE_KEY] = timeout, settings_file
     if context.invoked_subcommand is None:
@@ -83,8 +83,8 @@ def command(context: click.Context, settings_file: str, timeout: float) -> None:
 def install(context: click.Context, root: Path, program: str | None) -> None:
     """Install and enable the systemd unit for tranche boot.
 
-    The unit runs at the next boot. To run it now, use systemctl start tranche-boot. Put --file and --timeout before the
-    word install.
+    The unit runs at the next boot. To run it now, use systemctl start tranche-boot. Put --file and --timeout before
+    `install`.
 
     \b
     $ tranche boot --timeout 5m install

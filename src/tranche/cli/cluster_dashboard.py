@@ -24,7 +24,7 @@ _OPTIONS = [
         metavar="ADDRESS",
         default="127.0.0.1",
         show_default=True,
-        help="Address on which to listen.",
+        help="Address to listen on.",
     ),
     port_option("--port", 8899, "Port for the server"),
     click.Option(
@@ -37,7 +37,8 @@ _OPTIONS = [
         ["--proxy-secret"],
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="File with a secret. A proxy that sends it as X-Tranche-Proxy-Secret can name the user. Default: trust no proxy.",
+        help="File with a secret. A proxy that sends this secret as X-Tranche-Proxy-Secret can specify the user. Default: "
+        "trust no proxy.",
     ),
     click.Option(
         ["--proxy-user-header"],
@@ -61,8 +62,8 @@ _OPTIONS = [
     click.Option(
         ["--proxy-act"],
         is_flag=True,
-        help="Let the proxy's users act too, if their RBAC permissions allow it. The server acts with its own account. "
-        "Needs --act and --proxy-secret.",
+        help="Let the proxy's users act too, if their RBAC permissions allow it. The server uses its own account for these "
+        "actions. Needs --act and --proxy-secret.",
     ),
     *HEALTH_OPTIONS,
     *LOG_OPTIONS,
@@ -74,7 +75,7 @@ _OPTIONS = [
 def command(log_format: str, verbose: bool, **options: Any) -> None:
     """Serve a live page for a Kubernetes cluster until SIGTERM.
 
-    The page shows nodes, GPUs, slices, waiting pods with their reasons, and events. Its data comes from agents with
+    The page shows nodes, GPUs, slices, waiting pods and why they wait, and events. Its data comes from agents with
     --tell-view. Users sign in with a Kubernetes token. They see names only in namespaces where they can list pods.
     Elsewhere, the page shows "another namespace" instead. With dashboard.enabled, the chart runs the server in a
     Deployment.

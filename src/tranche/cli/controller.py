@@ -35,7 +35,7 @@ _OPTIONS = [
         metavar="NAME",
         default="tranche-agent-controller",
         show_default=True,
-        help="MutatingWebhookConfiguration in which the controller publishes its certificate.",
+        help="MutatingWebhookConfiguration in which to publish the certificate.",
     ),
     click.Option(
         ["--replica"],
@@ -63,7 +63,7 @@ _OPTIONS = [
         ["--take-over-scheduler", "take_over"],
         metavar="NAME",
         multiple=True,
-        help="In pods with a share, replace this scheduler, such as kai-scheduler, with the default one; repeatable.",
+        help="Scheduler to replace with the default one in pods with a share, such as kai-scheduler; repeatable.",
     ),
     TIER_OPTION,
     *LOG_OPTIONS,
@@ -77,8 +77,8 @@ def command(
 ) -> None:
     """Run the controller of a Kubernetes cluster until SIGTERM.
 
-    The controller is a webhook that turns new pods' annotations into claims, in namespaces that opt in. On a cluster
-    without claims, one replica chooses shares for waiting pods instead. The controller creates its own certificate and
+    In namespaces that opt in, the controller's webhook turns annotations of new pods into claims. On a cluster without
+    claims, one replica chooses shares for waiting pods instead. The controller creates its own certificate and
     publishes it. The chart runs two replicas in a Deployment.
     """
     try:

@@ -54,16 +54,16 @@ _REAL_SPEED = 1.0
 @click.option(
     "--seed", metavar="N", type=int, default=DEFAULT_SEED, show_default=True, help="Seed for the mixed requests."
 )
-@click.option("--picture", metavar="FILE", help="Write a chart of the jobs to FILE, as SVG.")
+@click.option("--picture", metavar="FILE", help="Write an SVG chart of the jobs to FILE.")
 @output_option()
 @click.pass_obj
 def command(
     settings: Settings, /, real: bool, yes: bool, speed: float | None, seed: int, picture: str | None, output: str
 ) -> None:
-    """Compare whole GPUs with slices, on a simulated machine.
+    """Compare whole GPUs with slices on a simulated machine.
 
-    The demo runs the same jobs on whole GPUs and on slices, then serves mixed requests on demand. Without --real, it
-    creates a simulated p4d.24xlarge, removes it afterwards, and changes nothing else. The results go to stdout.
+    The demo runs the same jobs on whole GPUs and on slices. Then it serves mixed requests on demand. Without --real, it
+    creates a simulated p4d.24xlarge, removes it afterwards, and changes nothing else.
     """
     if picture is not None:
         _check_writable(picture)

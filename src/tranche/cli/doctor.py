@@ -75,10 +75,10 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     """Check this machine or a cluster for problems.
 
     The command checks the driver, MIG, permissions, the state folder and the ledger, and compares the catalogue with
-    the driver. With --cluster, it checks agents, nodes, layouts, resources, permissions and policies, as far as your
-    account can read them.
+    the driver. With --cluster, it checks the agents, nodes, layouts, resources, permissions and policies that your
+    account can read.
 
-    It changes nothing. The exit code is 1 if a check fails, and 0 otherwise. Warnings do not count.
+    It changes nothing. The exit code is 1 if a check fails, and 0 otherwise. Warnings do not affect it.
     """
     refuse_kubeconfig_alone(kubeconfig, cluster)
     if cluster:

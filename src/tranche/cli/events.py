@@ -34,8 +34,8 @@ _FOLLOW_SECONDS = 0.5
 def command(settings: Settings, /, follow: bool, last: int, output: str) -> None:
     """List this machine's events, newest last.
 
-    Events report allocations, new slices, undone changes, releases, lost GPUs and faults on shared devices. The ledger
-    keeps the newest 10,000 events. With --follow and -o json, the output is one JSON document per line.
+    The list includes allocations, new slices, undone changes, releases, lost GPUs and faults on shared devices. The
+    ledger keeps the newest 10,000 events. With --follow and -o json, the output is one JSON document per line.
     """
     places = register_places(settings, reading=True)
     with closing(open_to_read(places)) as ledger:

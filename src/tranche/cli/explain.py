@@ -82,10 +82,10 @@ def command(
     ID names a waiting request, NAME one of your detached runs, and pod/NAME a pod in a Kubernetes cluster. For a pod,
     the answer lists the nodes that cannot run it, with reasons.
 
-    The command does not join the queue or carry out the request. If you can write to the register, it first finishes or
-    undoes changes that a killed command left incomplete, and reports them. For a pod, it does not do this. The exit
-    code is 0 if the request would start or wait. If this machine can never serve the request, the command exits with
-    the error's exit code.
+    The command neither queues nor executes the request. If you can write to the register, it first finishes or undoes
+    changes that a killed command left incomplete, and reports them. It does not do this for a pod. The exit code is 0
+    if the request would start or wait. If this machine can never serve the request, the command exits with the error's
+    exit code.
 
     \b
     $ tranche explain --gpu-memory 30Gi

@@ -21,9 +21,9 @@ from tranche.local.time_limit import extend
 def command(settings: Settings, /, allocation_id: str, time: str) -> None:
     """Give a running command more time.
 
-    ID is the id of an allocation with a time limit; a unique prefix is enough. TIME is added to the limit. Users can
-    extend their own commands while no request is waiting for the GPU, but not beyond the start of a reservation. Root
-    can extend any command.
+    ID is the id of an allocation with a time limit; a unique prefix is enough. Tranche adds TIME to the limit. Users
+    can extend their own commands while no request is waiting for the GPU, but not beyond the start of a reservation.
+    Root can extend any command.
 
     \b
     $ tranche extend 5d8fb96b 2h

@@ -19,13 +19,13 @@ from tranche.node.store.register import user_name
 
 
 @click.command("fence", cls=TrancheCommand)
-@click.option("--on", is_flag=True, help="Put up the fence.")
-@click.option("--off", is_flag=True, help="Take the fence down.")
+@click.option("--on", is_flag=True, help="Turn the fence on.")
+@click.option("--off", is_flag=True, help="Turn the fence off.")
 @click.option(
     "--exempt",
     metavar="USER",
     multiple=True,
-    help="With --on: user who may open GPUs outside shares, by name or uid; repeatable. Root always may.",
+    help="With --on: user who can still open GPUs outside shares, by name or uid; repeatable. Root always can.",
 )
 @output_option()
 @click.pass_obj
@@ -33,9 +33,9 @@ def fence(settings: Settings, /, on: bool, off: bool, exempt: tuple[str, ...], o
     """Let users open GPUs only in shares.
 
     With the fence, the kernel lets commands started with `tranche run` open only the GPUs and slices of their shares.
-    Programs that a user starts outside a share, in a login session or by cron, cannot open any GPU. Programs that have
-    a GPU open keep it. If some shares began before the fence, all users' sessions can still open GPUs until the last of
-    these shares ends.
+    Programs that a user starts outside a share, in a login session or by cron, cannot open any GPU. Programs that
+    already have a GPU open can continue to use it. If some shares began before the fence, all users' sessions can still
+    open GPUs until the last of these shares ends.
 
     Without --on or --off, the command changes nothing. It shows the state of the fence, the shares that began before
     it, and the programs that use a GPU outside a share.

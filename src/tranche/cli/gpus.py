@@ -44,13 +44,13 @@ _WIDE_COLUMNS = (*_COLUMNS, "UUID", "BUS ID")
 def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output: str) -> None:
     """List GPUs, their slices and their holders.
 
-    Each slice appears below its GPU, with the index of its MIG device. The column MIG shows who created the slice:
+    Each slice appears below its GPU, with the index of its MIG device. The MIG column shows who created the slice:
     `tranche` or `foreign`. Without permission to read the ledger, the list shows only the hardware.
 
-    With -o svg, the output is a picture for tickets and reports, with slices in the order of their placement.
+    With -o svg, the output is a picture for tickets and reports, with slices ordered by placement.
 
-    With --cluster, the list shows the GPUs that nodes offer to claims and the shares that pods hold, as far as your
-    account can read them. It does not show GPUs that device plugins manage; to count those, use tranche nodes.
+    With --cluster, the list shows the GPUs that nodes offer to claims and the shares that pods hold, if your account
+    can read them. It does not show GPUs that device plugins manage; to count those, use tranche nodes.
     """
     refuse_kubeconfig_alone(kubeconfig, cluster)
     if cluster and output == "svg":

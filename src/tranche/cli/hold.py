@@ -29,12 +29,12 @@ from tranche.node.processes.processes import MARK
 def command(context: click.Context, /, output: str, **options: Any) -> None:
     """Hold a share of a GPU for this session.
 
-    Like tranche run, the command waits for the share. Then it prints the share's variables for a shell, and exits.
-    Programs that have these variables use the share.
+    Like tranche run, the command waits for the share. Then it prints the share's environment variables in shell syntax
+    and exits. Programs with these variables use the share.
 
     The share ends with the session, for example when you log out, when you close the window, or when the cron job ends.
-    It also ends with tranche release, or after --time. Programs that still use the share keep it. A script that you
-    start in a terminal belongs to the terminal's session, so let the script release its share.
+    It also ends with tranche release, or after --time. If programs still use the share, it lasts until they end. A
+    script that you start in a terminal belongs to the terminal's session, so the script must release its share itself.
 
     \b
     $ eval "$(tranche hold --gpu-memory 8G)"

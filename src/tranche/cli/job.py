@@ -54,9 +54,9 @@ _pod_option = click.option("--pod", metavar="NAME", help="Pod to use. Default: t
 def command() -> None:
     """List, inspect and delete the jobs that tranche submit created.
 
-    list, logs, wait and delete also work with your detached runs on this machine, from tranche run --detach. They use
-    the cluster if you have no detached run of that name, or if you add -n, -A or --kubeconfig. Only detached runs can
-    restart.
+    The subcommands list, logs, wait and delete also accept your detached runs on this machine (tranche run --detach).
+    They use the cluster if you have no detached run of that name, or if you add -n, -A or --kubeconfig. Only detached
+    runs can restart.
 
     \b
     $ tranche job list
@@ -123,7 +123,7 @@ def _cluster_is_known() -> bool:
 def list_(namespace: str | None, kubeconfig: str | None, all_namespaces: bool, output: str) -> None:
     """List the jobs that tranche submit created, oldest first.
 
-    RUNNING is the number of pods with a running container. DONE shows how many pods succeeded, out of the total.
+    RUNNING is the number of pods with a running container. DONE is the number of pods that succeeded, out of the total.
     """
 
     store = _own_jobs(namespace, kubeconfig, all_namespaces)
@@ -254,7 +254,7 @@ def logs(
     """Print a job's logs.
 
     If the job has several pods, each line begins with its pod's name. With --follow, the command also waits for pods
-    that have not started. If a container did not start or was killed, stderr shows the kubelet's reason.
+    that have not started yet. If a container did not start or was killed, stderr shows the kubelet's reason.
     """
 
     if (found := _own_job(name, namespace, kubeconfig, pod)) is not None:
@@ -368,7 +368,7 @@ def _hand_to_kubectl(
     type=click.Choice(["completion", "running"]),
     default="completion",
     show_default=True,
-    help="Wait until all pods have succeeded, or until one pod runs.",
+    help="Wait until all pods have succeeded, or until one pod is running.",
 )
 @click.option("--timeout", metavar="TIME", type=DurationType(), help=TIMEOUT_HELP)
 def wait(name: str, namespace: str | None, kubeconfig: str | None, state: str, timeout: float | None) -> None:
@@ -420,13 +420,13 @@ def _reached(job: KubeJob, state: str) -> str:
 
 @command.command()
 @click.argument("names", metavar="[NAME...]", nargs=-1)
-@click.option("--lost", is_flag=True, help="Restart the lost runs: those that a reboot ended, or that were killed.")
+@click.option("--lost", is_flag=True, help="Restart lost runs, which were killed or ended by a reboot.")
 @click.pass_obj
 def restart(settings: Settings, /, names: tuple[str, ...], lost: bool) -> None:
     """Start your detached runs on this machine again.
 
-    A run that has ended, or is lost, starts again with its command, request, folder and environment. Its output is
-    appended to the previous output. With --lost, the command waits up to two minutes for the service. To restart lost
+    A run that has ended or is lost starts again with the same command, request, folder and environment. Tranche appends
+    its output to the previous output. With --lost, the command waits up to two minutes for the service. To restart lost
     runs after each reboot, add `@reboot tranche job restart --lost` to your crontab.
 
     \b
@@ -448,9 +448,9 @@ def restart(settings: Settings, /, names: tuple[str, ...], lost: bool) -> None:
 def delete(settings: Settings, /, names: tuple[str, ...], namespace: str | None, kubeconfig: str | None) -> None:
     """Delete jobs with their pods and claims.
 
-    Running commands receive SIGTERM, and SIGKILL after 30 seconds. The command does not delete jobs that tranche submit
-    did not create, or a detached run that has ended while its processes still hold the share. If one job cannot be
-    deleted, the command still deletes the others, and exits with the first error's exit code.
+    Running commands receive SIGTERM, and SIGKILL after 30 seconds. The command deletes only jobs that tranche submit
+    created. It keeps a detached run that has ended if processes still hold its share. If one job cannot be deleted, the
+    command still deletes the others, and exits with the first error's exit code.
     """
     failures: list[TrancheError] = []
     of_cluster = []

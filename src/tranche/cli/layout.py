@@ -55,7 +55,7 @@ def command() -> None:
     """Plan, apply, check and save the layouts of GPUs.
 
     A layout declares which GPUs are in MIG mode and how many slices of each profile they have. A layout file uses the
-    v1 format of mig-parted. Without a file, the commands use the layouts that Tranche generates for this machine (see:
+    v1 format of mig-parted. Without a file, the commands use the layouts that Tranche generates for this machine (see
     tranche layout generate).
 
     \b
@@ -93,7 +93,7 @@ def plan(
     """Print the steps that a layout needs, and change nothing.
 
     With -o json, the output is a plan for `tranche layout apply --plan`. Tranche refuses to apply this plan if the GPUs
-    have changed since.
+    have changed in the meantime.
     """
     layout = _layout_of_file(config_file, selected_config)
     with open_host(settings, reading=True) as host:
@@ -112,12 +112,12 @@ def apply(
 ) -> None:
     """Apply a layout to the GPUs.
 
-    The command changes as few instances as possible: instances that are already correct remain, with their UUIDs. It
+    The command changes as few instances as possible: instances that are already correct remain and keep their UUIDs. It
     destroys idle instances that are not in the layout, even if another tool created them. It resets a GPU only if a MIG
     mode change requires a reset.
 
     Tranche never changes an instance in use. If an instance in use blocks the layout, the command changes nothing and
-    names the instance's users. If a step fails, the command undoes the change.
+    shows what uses the instance. If a step fails, the command undoes the change.
     """
     how = _ChangeOptions(**options)
     environment: dict[str, object] = {
@@ -158,8 +158,8 @@ def apply(
 def restore(settings: Settings, /, checkpoint_file: str | None, **options: Any) -> None:
     """Restore the MIG modes and instances from a checkpoint.
 
-    Instances with the recorded placement remain. Like tranche layout apply, the command destroys other instances and
-    creates the missing ones.
+    Instances at their recorded placement remain. Like tranche layout apply, the command destroys other instances and
+    creates missing ones.
     """
     path, how = required_checkpoint_file(checkpoint_file), _ChangeOptions(**options)
     environment: dict[str, object] = {
@@ -356,7 +356,7 @@ def assert_layout(
 ) -> None:
     """Check whether the GPUs match a layout.
 
-    The check ignores GPUs that the layout does not name. The exit code is 50 if a GPU differs.
+    The check ignores GPUs that are not in the layout. The exit code is 50 if a GPU differs.
     """
     if valid_config:
         file = read_layouts(config_file) if config_file else generate_layouts(observe(settings))
@@ -424,7 +424,8 @@ def export(settings: Settings, config_label: str, output_format: str) -> None:
 def generate(settings: Settings, output_file: str, output_format: str) -> None:
     """Print a layout file for the GPUs on this machine.
 
-    The file contains all-disabled, all-enabled, all-balanced if the GPUs allow it, and all-PROFILE for every profile.
+    The file contains the layouts all-disabled, all-enabled, all-PROFILE for every profile and, if the GPUs allow it,
+    all-balanced.
     """
     _write(generate_layouts(observe(settings)), output_file or STANDARD_STREAM, output_format)
 
@@ -441,7 +442,7 @@ def generate(settings: Settings, output_file: str, output_format: str) -> None:
 def checkpoint(settings: Settings, checkpoint_file: str | None) -> None:
     """Save MIG modes and instances to a file.
 
-    The file contains every instance with its placement. `tranche layout restore` restores them.
+    The file lists every instance with its placement, for `tranche layout restore`.
     """
     path = required_checkpoint_file(checkpoint_file)
     data = checkpoint_to_data(take_checkpoint(observe(settings)))

@@ -27,7 +27,7 @@ from tranche.cli.service_options import KUBECONFIG_OPTION
     "--without",
     type=click.Choice(("mig-manager", "feature-labels", "dra", "controller")),
     multiple=True,
-    help="Keep what this component wrote, for example if another program has taken over its job; repeatable.",
+    help="Keep the data of this component, for example if another program has taken over its job; repeatable.",
 )
 @click.option(
     "--patience",
@@ -44,9 +44,9 @@ def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tu
     nodes. It keeps your settings, such as nvidia.com/mig.config, and does not change nodes with agents from another
     DaemonSet. `helm uninstall` runs this command in a job.
 
-    Slices remain, and running pods continue to use them. The command first lists the pods that hold claims, because
-    these pods cannot terminate without an agent. It deletes the claim templates that the controller created, unless a
-    pod still needs them. It prints one line per node on stderr.
+    Slices remain, and running pods keep using them. The command first lists the pods that hold claims, because these
+    pods cannot terminate without an agent. It deletes the claim templates that the controller created, unless a pod
+    still needs them. It prints one line per node on stderr.
     """
     try:
         from tranche.kubernetes.agent.leaving import FEATURE_LABELS, MIG_MANAGER, leave, say_claims_left

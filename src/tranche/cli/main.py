@@ -137,14 +137,14 @@ def _complete_machines(context: click.Context, parameter: click.Parameter, incom
     "--simulate",
     metavar="MACHINE",
     shell_complete=_complete_machines,
-    help="Simulated machine to use. A machine type, such as p4d.24xlarge, is created on first use. "
-    "Default: $TRANCHE_SIMULATE.",
+    help="Simulated machine to use. If you name a machine type, such as p4d.24xlarge, Tranche creates the machine on first "
+    "use. Default: $TRANCHE_SIMULATE.",
 )
 @click.option(
     "--state-dir",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="State folder. Default: $TRANCHE_STATE_DIR, or /var/lib/tranche; a simulated machine has a state folder of its own.",
+    help="State folder. Default: $TRANCHE_STATE_DIR, or /var/lib/tranche; each simulated machine has its own state folder.",
 )
 @click.pass_context
 def root(context: click.Context, simulate: str | None, state_dir: str | None) -> None:

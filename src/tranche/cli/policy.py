@@ -42,10 +42,10 @@ _GPU_OPTION = click.option(
 
 @click.group("policy", cls=TrancheGroup)
 def command() -> None:
-    """Set and list sharing policies, quotas, the order of the queue, idle shares, preemption, and the fence.
+    """Set and list policies for sharing, quotas, queue order, idle shares, preemption, and the fence.
 
-    A sharing policy applies to one GPU, or to all GPUs without their own policy. The help of `tranche policy set`
-    explains the policies.
+    A sharing policy applies to one GPU, or to all GPUs without their own policy. For the policies, see `tranche policy
+    set --help`.
 
     \b
     $ tranche policy set --gpu 3 sharing=mig
@@ -68,8 +68,8 @@ def command() -> None:
 def set_(settings: Settings, /, word: str, gpus: tuple[str, ...]) -> None:
     """Set the policy for GPUs.
 
-    POLICY is auto, mig, shared or off. With auto, the default, Tranche shares a GPU in any way that a request needs.
-    With mig, it gives only slices, each to one holder. With shared, it gives only parts of the GPU, and creates no
+    POLICY is auto, mig, shared or off. With auto, the default, Tranche shares a GPU in whichever way a request needs.
+    With mig, it gives only slices, each to one holder. With shared, it gives only parts of the GPU and creates no
     slices. With off, it does not share the GPU. Every policy allows requests for whole GPUs. No policy affects existing
     shares.
 
@@ -89,7 +89,7 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...]) -> None:
 @_GPU_OPTION
 @click.pass_obj
 def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
-    """Remove the policies and time slices from GPUs.
+    """Remove the policies and time slices of GPUs.
 
     \b
     $ tranche policy unset --gpu 3
@@ -111,7 +111,7 @@ def list_(settings: Settings, /, output: str) -> None:
     """List the policy of each GPU, and the quotas and weights of users and groups.
 
     SET FOR shows where the policy was set: gpu, all, or nothing for the default. In a user's quota, a dash means that
-    the limit for all users applies, if there is one.
+    the limit for all users applies, if any.
 
     \b
     $ tranche policy list
@@ -187,21 +187,27 @@ def list_(settings: Settings, /, output: str) -> None:
     "groups",
     metavar="GROUP",
     multiple=True,
-    help="Group; its limits apply to all members together; repeatable.",
+    help="Group, with limits for all of its members together; repeatable.",
 )
 @click.option(
-    "--gpus", metavar="N", help="Maximum number of GPUs at once, such as 1.5. A slice counts as its fraction of a GPU."
+    "--gpus",
+    metavar="N",
+    help="Maximum number of GPUs held at the same time, such as 1.5. A slice counts as its fraction of a GPU.",
 )
-@click.option("--gpu-memory", metavar="SIZE", help="Maximum GPU memory at once, such as 40G.")
+@click.option("--gpu-memory", metavar="SIZE", help="Maximum GPU memory held at the same time, such as 40G.")
 @click.option(
-    "--shares", metavar="N", help="Maximum number of shares at once. A request for several GPUs gets several shares."
+    "--shares",
+    metavar="N",
+    help="Maximum number of shares held at the same time. A request for several GPUs gets several shares.",
 )
 @click.option(
     "--time",
     metavar="TIME",
-    help="Maximum time limit of a command, such as 8h. Commands without --time get this limit.",
+    help="Maximum time limit for a command, such as 8h. Commands without --time get this limit.",
 )
-@click.option("--gpu-hours", metavar="N", help="Maximum GPU-hours over seven UTC days: today and the six days before.")
+@click.option(
+    "--gpu-hours", metavar="N", help="Maximum GPU-hours over seven UTC days: today and the previous six days."
+)
 @click.option(
     "--remove", is_flag=True, help="Remove the limits of the named users or groups. Default: the limits for all users."
 )
@@ -224,8 +230,8 @@ def quota(
     limit applies to the combined usage of its members, in addition to their own limits. Quotas apply to commands on the
     machine, not to pods.
 
-    A request that would exceed a quota waits. Later requests can pass it, even those of the same user. A new quota does
-    not affect existing shares. With a limit of 0 GPUs, shares or GPU-hours, Tranche refuses every request.
+    A request that would exceed a quota waits. Later requests can overtake it, even those of the same user. A new quota
+    does not affect existing shares. With a limit of 0 GPUs, shares or GPU-hours, Tranche refuses every request.
 
     \b
     $ tranche policy quota --gpus 2 --shares 8
@@ -264,18 +270,18 @@ def quota(
 @click.option(
     "--off",
     is_flag=True,
-    help="Return to order of arrival and remove all weights; with --user or --group, remove only their weights.",
+    help="Restore order of arrival and remove all weights; with --user or --group, remove only their weights.",
 )
 @click.pass_obj
 def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...], weight: str | None, off: bool) -> None:
     """Serve users with the least GPU time first.
 
-    The user with the least GPU time relative to their weight goes first. A slice counts as its fraction of a GPU, and
-    past usage decays with a half-life of seven days. Running commands continue, and their GPU time so far counts as
-    usage. Users with equal usage go in order of arrival.
+    The user with the least GPU time relative to their weight is served first. A slice counts as its fraction of a GPU,
+    and past usage decays with a half-life of seven days. Running commands continue, and their GPU time so far counts as
+    usage. Users with equal usage are served in order of arrival.
 
-    A weighted group competes as one user, and its members share what it gets. A user in several weighted groups counts
-    towards the first of them in alphabetical order.
+    A weighted group competes as one user, and its members share the group's GPU time. A user in several weighted groups
+    belongs to the alphabetically first one.
 
     \b
     $ tranche policy fair
@@ -310,14 +316,14 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
     metavar="TIME",
     help="Time without work after which a share counts as idle, at least 10m. Default: 30m.",
 )
-@click.option("--end", is_flag=True, help="End idle holds, with a warning 5 minutes beforehand.")
+@click.option("--end", is_flag=True, help="End idle holds, after a 5-minute warning.")
 @click.option("--off", is_flag=True, help="Restore the default: shares are idle after 30m, and Tranche ends no holds.")
 @click.pass_obj
 def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None:
     """Set when a share counts as idle, and whether Tranche ends idle holds.
 
     `tranche ps` shows idle shares, and `tranche explain` shows those that block a request. With --end, Tranche ends an
-    idle hold and its programs, as at a time limit. It never ends an idle command that was started with `tranche run`.
+    idle hold and its programs, as it does at a time limit. It never ends an idle command of `tranche run`.
 
     \b
     $ tranche policy idle --after 45m
@@ -340,11 +346,11 @@ def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None
 )
 @click.pass_obj
 def preemption(settings: Settings, /, on: bool, off: bool) -> None:
-    """Allow commands to use GPUs that no other request needs, beyond their user's quota.
+    """Allow commands to exceed their user's quota on GPUs that no other request needs.
 
     Users start such commands with tranche run --preemptible. They wait behind all other requests. Tranche ends them
-    when another request needs their GPU, and starts them again later. They count neither for quotas nor in a fair
-    queue. Time limits apply to them.
+    when another request needs their GPU, and starts them again later. They do not count towards quotas or towards usage
+    in a fair queue. Time limits apply to them.
 
     \b
     $ tranche policy preemption --on

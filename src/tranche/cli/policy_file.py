@@ -36,12 +36,12 @@ def apply(settings: Settings, /, file: str, dry_run: bool, output: str) -> None:
     """Set the policy from a file.
 
     Each section in the file replaces that part of the policy. Parts without a section in the file remain unchanged. The
-    sections are the sharing policy and time slices of GPUs (sharing, timeslice and gpus together), quotas, fair,
-    idle, preemption and fence. `tranche policy export` writes the current policy in this format.
+    keys sharing, timeslice and gpus form one section; the other sections are quotas, fair, idle, preemption and fence.
+    `tranche policy export` writes the current policy in this format.
 
-    The command lists the changes, the users and groups that hold more than their new quotas, and the waiting requests
-    that can no longer start. Running commands continue. The fence changes first, and all the rest in one step. If the
-    command is killed in between, run it again.
+    The command lists changes, users and groups that hold more than their new quotas, and waiting requests that can no
+    longer start. Running commands continue. The command changes the fence first, then everything else in one step. If
+    the command is killed in between, run it again.
 
     \b
     $ tranche policy apply -f policy.yaml --dry-run

@@ -24,8 +24,8 @@ _WAITER_COLUMNS = ("WAITING", "PLACE", "USER", "REQUEST", "AGE", "PID", "COMMAND
 def command(settings: Settings, /, output: str) -> None:
     """List allocations and waiting requests.
 
-    Allocations are listed oldest first, and waiting requests in queue order. In the column PID, +2 means that the
-    command left two more processes running. A ? marks a process that may belong to the command; only root can tell.
+    Allocations appear oldest first, and waiting requests in queue order. In the PID column, +2 means that the command
+    left two more processes running. A ? marks a process that may belong to the command; only root can tell.
     """
     with open_host(settings, reading=True) as host:
         view = look_at(host)

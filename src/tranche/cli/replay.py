@@ -26,8 +26,8 @@ _LONGEST_LINE = 2**26  # 64 MiB: the machines of a whole rack
 def command(file: str, output: str) -> None:
     """Replay recorded decisions.
 
-    The command repeats the decisions in FILE with this version's planner, and compares the results. It uses the
-    recorded state and needs no GPU. FILE comes from `tranche run --record FILE`; use - for stdin.
+    The command repeats the decisions in FILE with this version's planner and compares the results. It uses the recorded
+    state and needs no GPU. FILE comes from `tranche run --record FILE`; use - for stdin.
 
     \b
     $ tranche run --gpu-memory 4Gi --record decisions.jsonl -- python train.py

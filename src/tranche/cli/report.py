@@ -34,16 +34,16 @@ _HOUR_SECONDS = 3600.0
     type=click.Choice(["user", "group", "day"]),
     default="user",
     show_default=True,
-    help="Grouping of rows: by user, group or day.",
+    help="Group rows by user, group or day.",
 )
 @output_option("table", "json", "csv")
 @click.pass_obj
 def command(settings: Settings, /, days: int | None, month: str | None, by: str, output: str) -> None:
     """Report users' GPU time.
 
-    In GPU-HOURS, a slice or a part counts as its fraction of a GPU. SHARE-HOURS is the total time that shares were
-    held. SHARES is the number of shares, including running ones. Days are in UTC, and a user's group is the primary
-    group. Pods are not included.
+    In GPU-HOURS, a slice or a part counts as its fraction of a GPU. SHARE-HOURS is the total time for which shares were
+    held. SHARES is the number of shares, including running ones. Days are in UTC, and a user's group is their primary
+    group. The report does not include pods.
 
     \b
     $ tranche report

@@ -38,7 +38,7 @@ request_options = together(
         "--gpu-model",
         metavar="TEXT",
         default="",
-        help="Use only GPUs with TEXT in their product name; case does not matter.",
+        help="Use only GPUs with TEXT in their product name; case is ignored.",
     ),
 )
 """The options that parse_request takes."""

@@ -38,7 +38,7 @@ run_options = together(
         "--record",
         metavar="FILE",
         envvar="TRANCHE_RECORD",
-        help="Append each decision with its input to FILE, for tranche replay. Default: $TRANCHE_RECORD.",
+        help="Append each decision and its input to FILE, for tranche replay. Default: $TRANCHE_RECORD.",
     ),
     click.option(
         "--cdi",
@@ -56,7 +56,7 @@ run_options = together(
 @click.option(
     "--detach", is_flag=True, help="Return when the request is accepted. The command continues after you log out."
 )
-@click.option("--name", metavar="NAME", help="Name of a detached run. Default: a name made from the command.")
+@click.option("--name", metavar="NAME", help="Name of a detached run. Default: a name derived from the command.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_obj
 def command(

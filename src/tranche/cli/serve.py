@@ -67,8 +67,8 @@ def command(context: click.Context, /) -> None:
     """Let this machine's users run commands without root access.
 
     The service listens on the socket in the state folder. If users cannot write to that folder, their tranche run gets
-    a share from the service and runs the command itself. The service learns from the kernel who the user is, and never
-    executes anything for a user.
+    a share from the service and runs the command itself. The service gets the user's identity from the kernel, and
+    never executes anything for a user.
 
     Run the service as root, preferably through the systemd unit from tranche serve install. If the service ends,
     commands continue and keep their shares.

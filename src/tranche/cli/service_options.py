@@ -65,7 +65,7 @@ HEALTH_OPTIONS = (
         envvar="POD_IP",
         default="127.0.0.1",
         show_default=True,
-        help="Address on which to serve /healthz and /readyz.",
+        help="Address for /healthz and /readyz.",
     ),
     port_option("--health-port", 9440, "Port for /healthz and /readyz"),
 )
@@ -75,7 +75,7 @@ LOG_OPTIONS = (
         type=click.Choice(["auto", "json", "text"]),
         default="auto",
         show_default=True,
-        help="Format of the log on stderr; auto means text on a terminal, otherwise JSON lines.",
+        help="Format of the log on stderr; auto means text on a terminal, and JSON lines elsewhere.",
     ),
     click.Option(["--verbose", "-v"], is_flag=True, help="Log more details."),
 )
@@ -125,7 +125,7 @@ unit_root_option = click.option(
 unit_program_option = click.option(
     "--program",
     metavar="PATH",
-    help="Path of tranche on the machine that boots. Default: path of this command.",
+    help="Path of tranche on the machine that runs the unit. Default: path of this command.",
 )
 
 

@@ -113,7 +113,7 @@ def list_machines(output: str) -> None:
 def env(name: str, shell: str) -> None:
     """Print the environment variables for a simulated machine.
 
-    Programs that run with these environment variables use the simulated machine.
+    Programs with these variables use the simulated machine.
 
     \b
     $ eval "$(tranche sim env p4d.24xlarge)"
@@ -205,8 +205,7 @@ def exec_(name: str, command: tuple[str, ...]) -> int:
     """Run a command with a simulated machine's driver files.
 
     The command runs in its own mount namespace, with NVML and nvidia-smi. The machine's GPUs also appear in
-    /proc/driver/nvidia, /proc/modules and /proc/devices, and on the PCI bus in /sys, for programs that look for a
-    driver there.
+    /proc/driver/nvidia, /proc/modules, /proc/devices and the PCI bus in /sys, where some programs look for a driver.
     """
     from tranche_simulator.namespace import enter
 
@@ -370,7 +369,7 @@ def error(machine: Machine, function: str, code: int, calls: int, gpu: int | Non
 @_gpu_option
 @click.pass_obj
 def latency(machine: Machine, function: str, seconds: float, gpu: int | None) -> None:
-    """Delay every call to a driver function.
+    """Delay each call to a driver function.
 
     FUNCTION is a function in NVML or the CUDA driver. Each call takes SECONDS longer until `tranche sim inject NAME
     clear`.
@@ -418,7 +417,7 @@ def lost(machine: Machine, gpu: int) -> None:
 )
 @click.pass_obj
 def busy(machine: Machine, target: str, pid: int, memory: str) -> None:
-    """Add a client that has no process to a GPU or slice.
+    """Make a GPU or slice busy with a client that has no process.
 
     The client remains until `tranche sim inject NAME clear`. The target is a GPU index, a GPU UUID or a MIG UUID.
     """

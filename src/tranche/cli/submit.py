@@ -37,7 +37,7 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
     "--env",
     metavar="NAME=VALUE",
     multiple=True,
-    help="Set an environment variable; NAME alone copies your value; repeatable.",
+    help="Set an environment variable; without =VALUE, copy your value; repeatable.",
 )
 @click.option(
     "--volume",
@@ -102,7 +102,7 @@ def command(
     a cluster without claims, it creates only a Job, and the pods wait at a scheduling gate for a share. With --dry-run,
     the command only prints these objects, for kubectl apply.
 
-    A command that fails does not run again. If a node is drained or fails, Kubernetes replaces its pods.
+    A failed command does not run again. If a node is drained or fails, Kubernetes replaces its pods.
 
     \b
     $ tranche submit --gpu-memory 4Gi --image registry/train:1 -- python train.py

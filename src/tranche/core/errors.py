@@ -39,7 +39,7 @@ class UsageError(TrancheError, exit_code=2, reason="Usage"):
 
 
 class OutputUnwritable(TrancheError, exit_code=3):
-    """The command cannot write its output to stdout, which is closed or on a full disk. The changes that it has made remain."""
+    """The command cannot write its output, because stdout is closed or the disk is full. Changes that it has made remain."""
 
 
 # 10 to 19, configuration: a file or a declared layout is wrong.
@@ -50,7 +50,7 @@ class LayoutInvalid(TrancheError, exit_code=10):
 
 
 class LayoutUnknown(TrancheError, exit_code=11):
-    """The file has no layout of that name, or it has several layouts and none was selected."""
+    """The file has no layout with that name, or it has several layouts and you selected none."""
 
 
 class LayoutImpossible(TrancheError, exit_code=12):
@@ -74,7 +74,7 @@ class CheckpointInvalid(TrancheError, exit_code=16):
 
 
 class PluginConfigInvalid(TrancheError, exit_code=17):
-    """The device plugin's configuration is malformed, or asks for something that this version does not support."""
+    """The device plugin's configuration is malformed, or has a setting that this version does not support."""
 
 
 class PartitionInvalid(TrancheError, exit_code=18):
@@ -97,7 +97,7 @@ class HardwareError(TrancheError, exit_code=21):
 
 
 class PermissionDenied(TrancheError, exit_code=22):
-    """The caller has no permission to do this to the GPU, or to use the state folder."""
+    """The caller does not have permission to perform the operation or to use the state folder."""
 
 
 class GpuNotFound(TrancheError, exit_code=23):
@@ -109,11 +109,11 @@ class MigNotSupported(TrancheError, exit_code=24):
 
 
 class ModeChangePending(TrancheError, exit_code=25, reason="MigModeChangePending"):
-    """The driver accepted a change of MIG mode, but the change did not take effect."""
+    """The driver accepted a MIG mode change, but the change did not take effect."""
 
 
 class VerificationFailed(TrancheError, exit_code=26):
-    """A step reported success, but the GPU does not show its effect."""
+    """A step reported success but had no effect on the GPU."""
 
 
 class SimulatorError(TrancheError, exit_code=27):
@@ -121,7 +121,7 @@ class SimulatorError(TrancheError, exit_code=27):
 
 
 class MpsFailed(TrancheError, exit_code=28):
-    """A device's MPS daemon cannot be started, does not answer, or does not carry out a command."""
+    """A device's MPS daemon cannot be started, does not answer, or fails to execute a command."""
 
 
 class MpsPathTooLong(TrancheError, exit_code=29):
@@ -140,19 +140,19 @@ class DoesNotFit(TrancheError, exit_code=31, reason="MemoryTooSmall"):
 
 
 class TooManyGpus(DoesNotFit, exit_code=31):
-    """The request needs more GPUs than this machine has, or than one claim can have."""
+    """The request needs more GPUs than this machine has, or than one claim can contain."""
 
 
 class NoRoom(TrancheError, exit_code=32):
-    """The request would fit this machine, but there is no room for it now."""
+    """This machine can serve the request, but has no room for it now."""
 
 
 class SharingUnavailable(TrancheError, exit_code=33):
-    """The request needs a part of a GPU, and no GPU on this machine can be shared in a way that it accepts."""
+    """The request needs a part of a GPU, but no GPU on this machine supports a sharing mechanism that it accepts."""
 
 
 class AllocationUnknown(TrancheError, exit_code=34):
-    """There is no allocation with that id."""
+    """No allocation has that id."""
 
 
 class MpsUserRefused(TrancheError, exit_code=35):
@@ -164,11 +164,11 @@ class NotOffered(TrancheError, exit_code=36):
 
 
 class QuotaExceeded(TrancheError, exit_code=37):
-    """The request exceeds its user's quota, even if the user holds nothing else."""
+    """The request by itself exceeds the user's quota."""
 
 
 class FenceUnavailable(TrancheError, exit_code=38):
-    """The kernel cannot keep a program from opening GPUs outside its share, or the fence does not reach that program."""
+    """The kernel cannot prevent a program from opening GPUs outside its share, or the fence does not apply to that program."""
 
 
 # 40 to 49, Kubernetes: the API server or the kubelet said no.
@@ -179,7 +179,7 @@ class KubernetesUnavailable(TrancheError, exit_code=40):
 
 
 class KubernetesForbidden(TrancheError, exit_code=41):
-    """The Kubernetes API server does not know the caller, or does not allow the request."""
+    """The Kubernetes API server cannot identify the caller, or denies the request."""
 
 
 class KubernetesNotFound(TrancheError, exit_code=42):
@@ -187,7 +187,7 @@ class KubernetesNotFound(TrancheError, exit_code=42):
 
 
 class KubernetesRejected(TrancheError, exit_code=43):
-    """The Kubernetes API server rejects the request as invalid, or as conflicting with an existing object."""
+    """The Kubernetes API server rejects the request, because it is invalid or conflicts with an existing object."""
 
 
 class KubeconfigInvalid(TrancheError, exit_code=44):
@@ -195,7 +195,7 @@ class KubeconfigInvalid(TrancheError, exit_code=44):
 
 
 class KubeletUnavailable(TrancheError, exit_code=45):
-    """The kubelet of this node cannot be reached, or does not provide what was asked for."""
+    """This node's kubelet cannot be reached, or gives no usable answer."""
 
 
 class CdiUnavailable(TrancheError, exit_code=46):
@@ -203,11 +203,11 @@ class CdiUnavailable(TrancheError, exit_code=46):
 
 
 class ClaimsUnavailable(TrancheError, exit_code=47):
-    """The cluster has no dynamic resource allocation, or Tranche does not serve resource claims there."""
+    """The cluster does not offer dynamic resource allocation, or Tranche does not serve resource claims there."""
 
 
 class JobFailed(TrancheError, exit_code=48):
-    """The job failed or was deleted during the wait."""
+    """The job failed or was deleted while the command waited for it."""
 
 
 class TlsUnavailable(TrancheError, exit_code=49):
@@ -226,7 +226,7 @@ class StateMoved(TrancheError, exit_code=51):
 
 
 class DecisionChanged(TrancheError, exit_code=52):
-    """A recorded decision would turn out differently now."""
+    """This version would make a different decision than the recorded one."""
 
 
 # 60 to 69, the ledger and the service that keeps it.
@@ -252,14 +252,14 @@ class ServiceUnavailable(TrancheError, exit_code=63):
 
 
 class WaitTimeout(TrancheError, exit_code=70):
-    """The request did not get its share before the timeout."""
+    """The request did not get a share, or another operation did not finish, before the timeout."""
 
 
 # 80 to 89, safety.
 
 
 class GpuBusy(TrancheError, exit_code=80):
-    """The change would destroy, reset or take away something that is in use."""
+    """The change would destroy, reset or take away something in use."""
 
 
 # 127, the shell's own code.

@@ -291,8 +291,7 @@ EventData = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One event; `time` is seconds since the epoch, and fields that do not apply are empty strings.
 
     `name` is the name for people. `cause` is the position of the event that led to it. `data` is None if

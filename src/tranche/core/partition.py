@@ -79,7 +79,9 @@ def parse_partition(text: str) -> PartitionSpec | str:
     """Parse the value of MIG_PARTITION, to slices or a layout's name; raises PartitionInvalid with the broken rule."""
     value = text.strip()
     if not value:
-        raise PartitionInvalid(f"{PARTITION} is empty", hint=f"{_EXAMPLES}; to cut nothing at boot, remove the file")
+        raise PartitionInvalid(
+            f"{PARTITION} is empty", hint=f"{_EXAMPLES}; to leave the GPUs unchanged at boot, remove the file"
+        )
     if _LAYOUT_NAME.fullmatch(value):
         return value
     counts: dict[WantedProfile, int] = {}

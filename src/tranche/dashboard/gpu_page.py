@@ -82,7 +82,7 @@ def gpu_page(
                 )
                 for each in gpu["slices"]
             ],
-            "It is not cut into slices.",
+            "This GPU has no slices.",
         ),
         _whole(gpu, since, order),
         _processes(gpu, order),
@@ -174,7 +174,7 @@ def _whole(gpu: Document, since: StateHistory, order: TableOrder) -> Element | N
         )
         for each in gpu["allocationIds"]
     ]
-    return order.table("whole", "Who holds the uncut GPU", ("Held by", "User", "Memory", "For"), rows, "Nobody.")
+    return order.table("whole", "Who holds the whole GPU", ("Held by", "User", "Memory", "For"), rows, "No one.")
 
 
 def _amount(gpu: Document, allocation: Document | None) -> str:
@@ -184,7 +184,7 @@ def _amount(gpu: Document, allocation: Document | None) -> str:
 
 def _processes(gpu: Document, order: TableOrder) -> Element:
     rows: list[tuple[Child | None, ...]] = []
-    places = [("the uncut GPU", gpu)] + [
+    places = [("the whole GPU", gpu)] + [
         (f"{each['profile']} at {each['placement']['start']}", each) for each in gpu["slices"]
     ]
     for place, device in places:

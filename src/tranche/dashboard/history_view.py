@@ -197,5 +197,5 @@ def _as_table(shares: Sequence[HistorySpan], known: Mapping[str, Document], orde
         )
         for each in reversed(shares)
     ]
-    columns = ("Share", "What", "Whose", "From", "Until")
+    columns = ("Share", "What", "Holder", "From", "Until")
     return order.table("held", "Past holders, newest first", columns, rows, "It was not held.")

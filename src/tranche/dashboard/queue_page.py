@@ -35,7 +35,7 @@ def queue_page(overview: Document, said: Sequence[str], now: float) -> Dashboard
         for each in overview["waiters"]
     ]
     columns = ("Place", "Who", "Asks for", "For", "Why")
-    live = element("div", notes(said), table("Waiting requests, oldest first", columns, rows, "Nobody waits."))
+    live = element("div", notes(said), table("Waiting requests, oldest first", columns, rows, "No request is waiting."))
     return with_ask_form(live)
 
 

@@ -71,7 +71,7 @@ def waste_page(
         ),
         order.table(
             "idle",
-            "Cut, but not held",
+            "Idle slices",
             ("What", "Memory", "Made by", "For"),
             idle,
             "Every slice is held or in use.",
@@ -80,14 +80,14 @@ def waste_page(
         order.table(
             "owners",
             "By user and namespace, largest first",
-            ("Whose", "Shares", "Held", "Unused now", "More than needed now"),
+            ("Owner", "Shares", "Held", "Unused now", "More than needed now"),
             [_owned(each) for each in waste["owners"]],
             "Nothing was held.",
         ),
         order.table(
             "use",
             "Fractions of each GPU's grid over time",
-            ("GPU", "Held, at least in part", "Cut by Tranche, but not held", "Neither"),
+            ("GPU", "Held, at least in part", "Partitioned by Tranche, but not held", "Neither"),
             over_time,
             "No GPU.",
         ),
@@ -101,7 +101,7 @@ def waste_page(
     return DashboardPage("Waste", live)
 
 
-_WORDS = (("held and unused", "unused"), ("held and larger than needed", "tooLarge"), ("cut and idle", "idle"))
+_WORDS = (("held and unused", "unused"), ("held and larger than needed", "tooLarge"), ("idle slices", "idle"))
 
 
 def _owned(each: Document) -> Sequence[Child | None]:

@@ -26,7 +26,7 @@ class HistoryPlace(NamedTuple):
     size: int
 
     def __str__(self) -> str:
-        return f"{self.profile} at {self.start}:{self.size}" if self.size else "the uncut GPU"
+        return f"{self.profile} at {self.start}:{self.size}" if self.size else "the whole GPU"
 
 
 @dataclass(frozen=True, slots=True)

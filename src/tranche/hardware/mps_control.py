@@ -113,8 +113,7 @@ _SERVER_SECONDS: Final = 60.0
 _GIB: Final = 2**30
 
 
-@dataclass(frozen=True, slots=True)
-class MpsControlClient:
+class MpsControlClient(NamedTuple):
     """Speaks to the daemon whose sockets lie in `pipes`, with the machine's `environment`."""
 
     pipes: Path
@@ -242,8 +241,7 @@ class ReportedLimit(NamedTuple):
     compute: str
 
 
-@dataclass(frozen=True, slots=True)
-class LimitReport:
+class LimitReport(NamedTuple):
     """What a daemon says of each server, by process id, and of later servers."""
 
     servers: Mapping[str, ReportedLimit]

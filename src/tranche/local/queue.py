@@ -114,7 +114,7 @@ class FailedGpus:
     def explain(self, outcome: Waiting) -> Waiting:
         """The outcome with an obstacle for each GPU that is left out."""
         failed = tuple(_obstacle(failure) for failure in self._left_out())
-        return replace(outcome, obstacles=(*failed, *outcome.obstacles)) if failed else outcome
+        return outcome._replace(obstacles=(*failed, *outcome.obstacles)) if failed else outcome
 
     def error(self, request: Request, also: tuple[str, ...] = ()) -> TrancheError | None:
         """The error that says what happened on every left-out GPU, and `also` about others; None if none is left out."""

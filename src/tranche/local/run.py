@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,8 +47,7 @@ _LOST_SECONDS = 5.0
 """How long a lost limit waits for others to end their decisions, before it is left to a later command to write down."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
+class RunRequest(NamedTuple):
     """A command to run in a share: `request` says which share, `patience` how long to wait.
 
     `record` receives each decision. `adopt_foreign_destroy`: idle foreign instances may be destroyed for it. `cdi`: containers
@@ -280,8 +278,7 @@ def _long_look(
     return look
 
 
-@dataclass(frozen=True, slots=True)
-class _ShareWatch:
+class _ShareWatch(NamedTuple):
     """Tells the person what it finds while the command runs, and writes it down for others."""
 
     host: Host

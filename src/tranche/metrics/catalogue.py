@@ -78,10 +78,10 @@ _USE = ("gpu_uuid", *_POD)
 _SLICE = ("gpu_uuid", "mig_uuid", "profile", "placement", *_POD)
 
 _LOST = "the GPU is lost"
-_NO_GAUGE = "the GPU is lost, or does not have this gauge"
+_NO_GAUGE = "the GPU is lost, or does not report this value"
 _NO_MIG = "the GPU is lost, or does not support MIG"
 _NO_MEMORY = "the slice does not exist yet, or the driver cannot read it because the instance has no compute instance"
-_GPM = "the GPU is older than Hopper (A100 and A30 do not measure slices), or this is an agent's first scrape"
+_GPM = "the GPU is older than Hopper (such as an A100 or A30), or this is an agent's first scrape"
 
 BUILD = MetricFamily("tranche_build_info", "Always 1; the label is Tranche's version.", ("version",))
 DRIVER = MetricFamily(
@@ -92,7 +92,7 @@ DRIVER = MetricFamily(
 )
 OBSERVATION_AGE = MetricFamily(
     "tranche_observation_age_seconds",
-    "Age of the values. what=slices means GPUs, slices and holders; what=readings means the GPUs' gauges.",
+    "Age of the values. what=slices covers GPUs, slices and holders; what=readings covers the GPUs' measurements.",
     ("what",),
     "the values have never been read",
 )
@@ -105,12 +105,12 @@ GPU_INFO = MetricFamily(
 )
 GPU_LOST = MetricFamily(
     "tranche_gpu_lost",
-    "1 if the driver lists the GPU but cannot reach it, else 0. The UUID can then be missing.",
+    "1 if the driver lists the GPU but cannot reach it, else 0. A lost GPU's UUID can be missing.",
     ("gpu_uuid", "gpu"),
 )
 GPU_STATE = MetricFamily(
     "tranche_gpu_state",
-    "1 for the state of the whole GPU: held, preparing, in_use (by a process outside Tranche), idle, or cut (into slices).",
+    "1 for the GPU's current state: held, preparing, in_use (by a process outside Tranche), idle, or cut (into slices).",
     (*_USE, "state"),
     _LOST,
 )
@@ -119,29 +119,29 @@ GPU_CHANGING = MetricFamily("tranche_gpu_changing", "1 while a layout is changin
 GPU_MEMORY_TOTAL = MetricFamily("tranche_gpu_memory_total_bytes", "The GPU's memory.", _GPU, _LOST)
 GPU_MEMORY_USED = MetricFamily(
     "tranche_gpu_memory_used_bytes",
-    "Memory in use on the whole GPU, including the memory that the driver reserves; in MIG mode, the sum over its slices.",
+    "Memory in use on the whole GPU, including memory reserved by the driver; in MIG mode, the sum over its slices.",
     _USE,
     _NO_GAUGE,
 )
 GPU_UTILIZATION = MetricFamily(
     "tranche_gpu_utilization_ratio",
-    "Fraction of time that a kernel ran on the whole GPU.",
+    "Fraction of the time during which a kernel was running on the GPU.",
     _USE,
     "the GPU is lost, or in MIG mode, where the driver does not measure it",
 )
 GPU_SM_ACTIVE = MetricFamily(
     "tranche_gpu_sm_active_ratio",
-    "Activity of the whole GPU's multiprocessors since the last scrape.",
+    "Activity of the GPU's multiprocessors since the last scrape.",
     _USE,
-    f"the GPU is in MIG mode; {_GPM}",
+    f"the GPU is in MIG mode, or {_GPM}",
 )
 GPU_POWER = MetricFamily(
-    "tranche_gpu_power_watts", "Power draw of the whole GPU. The driver does not measure slices.", _GPU, _NO_GAUGE
+    "tranche_gpu_power_watts", "Power draw of the whole GPU; the driver does not measure it per slice.", _GPU, _NO_GAUGE
 )
 GPU_POWER_LIMIT = MetricFamily("tranche_gpu_power_limit_watts", "The GPU's power limit.", _GPU, _NO_GAUGE)
 GPU_ENERGY = MetricFamily(
     "tranche_gpu_energy_joules",
-    "Energy that the whole GPU has used since the driver was loaded.",
+    "Energy that the whole GPU has consumed since the driver was loaded.",
     _GPU,
     _NO_GAUGE,
     kind=_COUNTER,
@@ -150,7 +150,7 @@ GPU_TEMPERATURE = MetricFamily("tranche_gpu_temperature_celsius", "Temperature o
 
 SHARED_FENCED = MetricFamily(
     "tranche_shared_device_unavailable",
-    "1 for a GPU or slice whose MPS daemon admits no clients, for example because its server hangs or is stopped; else 0.",
+    "1 if a GPU's or slice's MPS daemon admits no clients, for example because its server hangs or is stopped; else 0.",
     ("gpu_uuid", "mig_uuid"),
     "no MPS daemon serves the device",
 )
@@ -163,7 +163,7 @@ SHARES_UNLIMITED = MetricFamily(
 
 SLICE_STATE = MetricFamily(
     "tranche_slice_state",
-    "1 for the current state of each slice: held, preparing (promised, being made), missing (held, but absent), "
+    "1 for the slice's current state: held, preparing (being created), missing (held, but absent), "
     "in_use (by a process outside Tranche), or idle.",
     (*_SLICE, "state"),
 )
@@ -175,7 +175,7 @@ SLICE_COMPUTE = MetricFamily(
 )
 SLICE_PROCESSES = MetricFamily(
     "tranche_slice_processes",
-    "Number of processes that the driver lists in the slice. A slice held for hours without one is probably wasted.",
+    "Number of processes that the driver lists in the slice. A slice held for hours without any is probably wasted.",
     _SLICE,
     "the slice does not exist yet",
 )
@@ -190,7 +190,7 @@ SLICE_MEMORY_USED = MetricFamily(
 )
 SLICE_GRAPHICS = MetricFamily(
     "tranche_slice_graphics_active_ratio",
-    "Fraction of time that the GPU instance was active since the last scrape.",
+    "Fraction of the time since the last scrape during which the GPU instance was active.",
     _SLICE,
     _GPM,
 )
@@ -208,7 +208,7 @@ SLICE_OCCUPANCY = MetricFamily(
 )
 SLICE_TENSOR = MetricFamily(
     "tranche_slice_tensor_active_ratio",
-    "Fraction of time that the GPU instance's tensor cores were active.",
+    "Fraction of the time during which the GPU instance's tensor cores were active.",
     _SLICE,
     _GPM,
 )
@@ -221,7 +221,7 @@ SLICE_BANDWIDTH = MetricFamily(
 
 HOLDER_START = MetricFamily(
     "tranche_holder_start_time_seconds",
-    "When the current holder got the slice or GPU, in seconds since 1970; keeper is pod, process or claim.",
+    "Time at which the current holder got the slice or GPU, in seconds since 1970; keeper is pod, process or claim.",
     (*_SLICE, "keeper"),
     "the slice or GPU has no holder",
 )
@@ -229,20 +229,22 @@ QUEUE = MetricFamily(
     "tranche_queue_requests", "Number of requests waiting in the queue of `tranche run` on this machine."
 )
 QUEUE_OLDEST = MetricFamily(
-    "tranche_queue_oldest_wait_seconds", "How long the oldest request has waited.", absent="no request is waiting"
+    "tranche_queue_oldest_wait_seconds",
+    "Time that the oldest request has been waiting.",
+    absent="no request is waiting",
 )
 CHANGES = MetricFamily(
     "tranche_change_duration_seconds",
-    "How long completed changes to GPUs took. kind is layout or request. outcome is done, undone (the change failed and was "
-    "rolled back) or interrupted (the process died and another one cleaned up).",
+    "Duration of completed changes to GPUs. kind is layout or request. outcome is done, undone (the change failed and was "
+    "rolled back) or interrupted (the process died, and another process cleaned up).",
     ("kind", "outcome"),
     kind=_HISTOGRAM,
 )
 NVML_ERRORS = MetricFamily(
     "tranche_nvml_errors",
-    "Number of errors that the driver returned to this process, by their names in nvml.h.",
+    "Number of errors that the driver returned to this process, by their name in nvml.h.",
     ("error",),
-    "the driver returned no such error",
+    "the driver has not returned this error",
     kind=_COUNTER,
 )
 
@@ -255,14 +257,14 @@ XID_ERRORS = MetricFamily(
 )
 XID_LAST = MetricFamily(
     "tranche_xid_last_time_seconds",
-    "When the driver last reported this XID, in seconds since 1970.",
+    "Time at which the driver last reported this XID, in seconds since 1970.",
     ("gpu_uuid", "xid"),
     "the driver has not reported it since the agent started",
     agent=True,
 )
 LAYOUT_STATE = MetricFamily(
     "tranche_layout_state",
-    "1 for the current state of the node's layout. The labels show the node's labels: layout, state, and the reason's word.",
+    "1 for the current state of the node's layout. The labels repeat the node's labels for layout, state and reason.",
     ("layout", "state", "reason"),
     "the node has no layout label",
     agent=True,

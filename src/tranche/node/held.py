@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tranche.core.allocation import Allocation
 from tranche.node.limits.share_groups import ShareGroup
@@ -11,16 +11,14 @@ from tranche.node.store.records import Waiter
 from tranche.planning.steps.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePlace:
+class QueuePlace(NamedTuple):
     """A place in the queue, kept while its lock is held."""
 
     id: str
     lock: FileLock
 
 
-@dataclass(frozen=True, slots=True)
-class HeldAllocation:
+class HeldAllocation(NamedTuple):
     """A granted allocation; it lasts while a process holds its lock or its workload lives.
 
     Only its own processes know `key`, which proves that they belong to it. `group` is the control group with its limits.
@@ -32,8 +30,7 @@ class HeldAllocation:
     group: ShareGroup | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReservedShare:
+class ReservedShare(NamedTuple):
     """A share promised to a waiter, who receives it when the plan is carried out. An empty plan has the id "".
 
     `note` comes from the decision. If the plan fails, the waiter gets its place back.

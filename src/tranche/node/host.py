@@ -303,7 +303,7 @@ class Host(HostContext):
                 self.clock,
                 self._fence_rule(held.allocation),
             )
-            held = replace(held, group=group)
+            held = held._replace(group=group)
         except BaseException:
             with self.ledger.write() as db:
                 register.remove_allocation(db, held.allocation.id)

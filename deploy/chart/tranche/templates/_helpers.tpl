@@ -22,7 +22,7 @@
 {{- end -}}
 {{- end }}
 
-{{/* The user that the API server knows the agents by. */}}
+{{/* The agents' user name in the API server. */}}
 {{- define "tranche.user" -}}
 system:serviceaccount:{{ include "tranche.namespace" . }}:{{ include "tranche.account" . }}
 {{- end }}
@@ -65,18 +65,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $names | uniq | toJson -}}
 {{- end }}
 
-{{/* "true" where the nodes take turns to change their layout. */}}
+{{/* "true" if the nodes take turns to change their layout. */}}
 {{- define "tranche.rollout" -}}
 {{- if and .Values.migManager.enabled (not (kindIs "invalid" .Values.rollout.maxUnavailable)) }}true{{ end -}}
 {{- end }}
 
-{{/* "true" where the controller chooses shares for pods that wait at a scheduling gate: the cluster has no claims. */}}
+{{/* "true" if the controller chooses shares for gated pods, because the cluster has no claims. */}}
 {{- define "tranche.byGates" -}}
 {{- $old := semverCompare "<1.36.0-0" .Capabilities.KubeVersion.Version -}}
 {{- if and .Values.dra.enabled (or (eq .Values.dra.tier "gates") (and (eq .Values.dra.tier "auto") $old)) }}true{{ end -}}
 {{- end }}
 
-{{/* "true" where containers are, or may be, told of their devices by CDI. */}}
+{{/* "true" if containers may get their devices through CDI. */}}
 {{- define "tranche.cdi" -}}
 {{- $strategy := .Values.deviceListStrategy | default "auto" -}}
 {{- $told := printf "%s %s" $strategy (.Values.config.map | toJson) -}}
@@ -85,7 +85,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if or $byPlugin .Values.dra.enabled }}true{{ end -}}
 {{- end }}
 
-{{/* How the Prometheus Operator is to scrape an agent, from one of the two monitors' values. */}}
+{{/* How the Prometheus Operator scrapes an agent, from the values of one of the two monitors. */}}
 {{- define "tranche.endpoint" -}}
 port: metrics
 path: /metrics
@@ -102,7 +102,7 @@ metricRelabelings:
 {{- end }}
 {{- end }}
 
-{{/* "true" where the node object's labels or annotations are written. */}}
+{{/* "true" if the agents write the labels or annotations of nodes. */}}
 {{- define "tranche.writesNode" -}}
 {{- if or .Values.migManager.enabled .Values.featureLabels.enabled }}true{{ end -}}
 {{- end }}
@@ -129,7 +129,7 @@ requiredDuringSchedulingIgnoredDuringExecution:
     {{- end }}
 {{- end }}
 
-{{/* The agent's options, one a line. */}}
+{{/* The agent's options, one per line. */}}
 {{- define "tranche.ownArguments" -}}
 - --daemon-set={{ include "tranche.fullname" . }}
 {{- if eq .Values.nodeDiscovery "any" }}
@@ -257,7 +257,7 @@ requiredDuringSchedulingIgnoredDuringExecution:
 {{- $wanted | toJson -}}
 {{- end }}
 
-{{/* A profile as a part of an object's name: 1g.5gb+me is 1g-5gb-me, 1g.24gb-me is 1g-24gb-no-me. */}}
+{{/* A profile as part of an object's name: 1g.5gb+me is 1g-5gb-me, 1g.24gb-me is 1g-24gb-no-me. */}}
 {{- define "tranche.profileName" -}}
 {{- . | replace "-" "-no-" | replace "+" "-" | replace "." "-" | replace "," "-" -}}
 {{- end }}
@@ -280,12 +280,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* The name of the objects of the cluster's page. */}}
+{{/* The name of the dashboard's objects. */}}
 {{- define "tranche.dashboard" -}}
 {{- printf "%s-dashboard" (include "tranche.fullname" . | trunc 53 | trimSuffix "-") -}}
 {{- end }}
 
-{{/* The labels of its pod that never change. */}}
+{{/* The labels of the dashboard's pod that never change. */}}
 {{- define "tranche.dashboardSelector" -}}
 app.kubernetes.io/name: {{ include "tranche.dashboard" . }}
 {{- end }}

@@ -48,8 +48,8 @@ NEEDING: Mapping[str, str] = {
 """The states in which a node needs attention, the worst first, in words."""
 _TROUBLING = frozenset(NEEDING)
 _CAPTION = (
-    "Nodes that have GPUs, or whose agent reports some. Each bar is a GPU, with its slices in the order of their placement. "
-    "'Used' is how much of the GPUs' memory programs use."
+    "Nodes with GPUs, according to Kubernetes or their agents. Each bar is a GPU, with its slices in order of placement. "
+    "'Used' is the amount of GPU memory that programs use."
 )
 
 _COUNTED = ("nodes", "nodes not seen", "GPUs", "slices", "slices held", "slices idle", "slices unknown", "shares")

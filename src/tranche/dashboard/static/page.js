@@ -63,7 +63,7 @@
     if (Date.now() - heard > SILENT_MS) return say("lost", `not live since ${at(heard)}: the dashboard server does not answer`);
     if (trouble) return say("lost", `not live since ${at(taken)}: ${trouble}`);
     if (unseen > SILENT_MS) return say("lost", `not live since ${at(taken)}: ${line.dataset.unseen}`);
-    const apart = Math.abs(offset) > 60000 ? `, whose clock is ${age(Math.abs(offset) / 1000)} ${offset > 0 ? "ahead of" : "behind"} this one` : "";
+    const apart = Math.abs(offset) > 60000 ? `, but the server's clock is ${age(Math.abs(offset) / 1000)} ${offset > 0 ? "ahead of" : "behind"} this one` : "";
     return say("live", `live${apart}${turns ? ", updated every two seconds because this browser has many pages open" : ""}`);
   }
 

@@ -201,7 +201,8 @@ SETTINGS = (
     _option(
         "vgpu",
         ValueKind.NUMBER,
-        "Also offer each GPU and slice as N virtual GPUs (k8s.amazonaws.com/vgpu), shared through MPS. --vgpu alone means 10.",
+        "Also offer each GPU and slice as N virtual GPUs (k8s.amazonaws.com/vgpu), shared through MPS. --vgpu without N means "
+        "10.",
         "",
         "TRANCHE_VGPU",
         field="virtual",
@@ -225,7 +226,7 @@ SETTINGS = (
     _option(
         "disable-healthchecks",
         ValueKind.TEXT,
-        "XIDs that do not make a device unhealthy, or all.",
+        "XIDs that do not make a device unhealthy; all means every XID.",
         "",
         "DP_DISABLE_HEALTHCHECKS",
         field="disabled_health_checks",
@@ -233,7 +234,7 @@ SETTINGS = (
     _option(
         "enable-healthchecks",
         ValueKind.TEXT,
-        "XIDs that make a device unhealthy, or all; overrides --disable-healthchecks.",
+        "XIDs that make a device unhealthy; all means every XID. Overrides --disable-healthchecks.",
         "",
         "DP_ENABLE_HEALTHCHECKS",
         field="enabled_health_checks",

@@ -57,8 +57,8 @@ async def survey(connection: ApiConnection) -> ClusterFacts:
     nodes = await reader.objects("nodes", "/api/v1/nodes")
     if nodes is None:
         raise KubernetesForbidden(
-            reader.unread.get("nodes", "use a kubeconfig whose account may list nodes"),
-            hint="use a kubeconfig whose account may list nodes",
+            reader.unread.get("nodes", "use a kubeconfig for an account that may list nodes"),
+            hint="use a kubeconfig for an account that may list nodes",
         )
     seen = tuple(_decode_node(raw) for raw in nodes)
     daemon_sets = tuple(map(decode_daemon_set, await reader.objects("DaemonSets", "/apis/apps/v1/daemonsets") or ()))

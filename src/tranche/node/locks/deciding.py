@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tranche.core.errors import WaitTimeout
 from tranche.node.locks.locks import FileLock, LockHolder, LockTimeout, lock_holder, stops_held_back
@@ -15,8 +15,7 @@ _OTHERS_SECONDS = 60.0
 _LEAST_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class WaitLimit:
+class WaitLimit(NamedTuple):
     """How long to wait: not at all (`wait` false), forever (`seconds` None), or at most `seconds`."""
 
     wait: bool = True

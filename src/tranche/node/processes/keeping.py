@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from tranche.core.keeper import KeeperStatus, ProcessKeeper
 from tranche.node.locks.locks import is_held
@@ -19,8 +19,7 @@ from tranche.node.processes.processes import NO_TRACES, FoundProcesses, Process,
 from tranche.node.state.session import StateFolder, pid_namespace
 
 
-@dataclass(frozen=True, slots=True)
-class RemainingProcesses:
+class RemainingProcesses(NamedTuple):
     """What is left of a share's command. `locked`: some process holds the share's lock; `holders` are the visible ones.
 
     `orphans` descend from the command.
@@ -51,7 +50,7 @@ class RemainingProcesses:
     def without(self, pids: Collection[int]) -> RemainingProcesses:
         """The same without these processes, as far as only their environment is evidence."""
         kept = tuple(each for each in self.traces.inherited if each.pid not in pids)
-        return replace(self, traces=replace(self.traces, inherited=kept))
+        return self._replace(traces=self.traces._replace(inherited=kept))
 
     def keeper(self, before: ProcessKeeper) -> ProcessKeeper | None:
         """The next keeper of the share; None when no known process keeps or may keep it."""
@@ -72,7 +71,7 @@ class RemainingProcesses:
             return "a process that only root can see"
         pids = ", ".join(str(each.pid) for each in self.processes)
         sure = bool(self.certain)
-        return f"pid {pids}" if sure else f"pid {pids}, whose environment only root can read"
+        return f"pid {pids}" if sure else f"pid {pids} (only root can read the environment)"
 
 
 def remains_of(

@@ -10,9 +10,9 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from tranche.core.keeper import ProcessKeeper
 from tranche.hardware.process_stat import PROC, process_environment, process_file, process_ids, process_stat
@@ -28,8 +28,7 @@ REGISTER = "TRANCHE_REGISTER"
 """The variable that names the state folder with the share's register."""
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """A process as any user may see it: parent, real user, and start in clock ticks since boot."""
 
     pid: int
@@ -43,8 +42,7 @@ class Process:
         return ProcessKeeper(self.pid, self.started, pid_namespace(), uid=self.uid, begun=self.started)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundProcesses:
+class FoundProcesses(NamedTuple):
     """The found processes of a share. `inherited` carry its name; `hidden` may, but their environment is unreadable."""
 
     inherited: tuple[Process, ...] = ()

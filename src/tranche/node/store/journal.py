@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
 
 from tranche.core.state import InstanceKey
 from tranche.node.store.records import OpenPlan, PlanStatus, open_plans
@@ -35,11 +37,10 @@ class ChangeStatus(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeSummary:
+class ChangeSummary(NamedTuple):
     """The changes of one kind and outcome: their number by upper bound of duration, each counted once, and total seconds."""
 
-    counts: Mapping[float, int] = field(default_factory=dict)
+    counts: Mapping[float, int] = MappingProxyType({})
     seconds: float = 0.0
 
 

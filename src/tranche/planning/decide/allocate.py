@@ -11,7 +11,7 @@ requests are reused or destroyed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tranche.core.allocation import FractionalShare, Grant, NodeView
 from tranche.core.errors import TrancheError
@@ -26,8 +26,7 @@ from tranche.planning.decide.quota import refuse_beyond_quota
 from tranche.planning.steps.plan import Plan, with_daemons
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(NamedTuple):
     """`grants` serve the request once `plan` (often empty) has run. `note` explains how to people."""
 
     grants: tuple[Grant, ...]
@@ -36,8 +35,7 @@ class Granted:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """The request fits this machine, but not now.
 
     `obstacles` has one for each GPU that cannot serve it, in index order. On a large machine it has one for each group of GPUs
@@ -61,8 +59,7 @@ class Waiting:
 Decision = Granted | Waiting
 
 
-@dataclass(frozen=True, slots=True)
-class MachineOption:
+class MachineOption(NamedTuple):
     """The best way for a machine to serve a request. `preferences` has one for each GPU; lower is better, also among machines."""
 
     preferences: tuple[Preference, ...]
@@ -156,16 +153,14 @@ def _part_note(part: FractionalShare, option: Option) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenMachine:
+class ChosenMachine(NamedTuple):
     """The chosen machine, by name, and what it grants."""
 
     name: str
     granted: Granted
 
 
-@dataclass(frozen=True, slots=True)
-class NoMachine:
+class NoMachine(NamedTuple):
     """No machine can serve the request now; with the reason of each by name. If `possible` is False, none ever could."""
 
     reasons: Mapping[str, str]

@@ -11,8 +11,8 @@ untouched GPUs, which only a request for a whole GPU, a large one or one for sli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 from tranche.core.allocation import ComputeSlice, FractionalShare, NodeView, WithheldDevice, memory_of, out_of_reach
 from tranche.core.profile import size_rank
@@ -50,8 +50,7 @@ Reserved = Mapping[str, str]
 Preference = tuple[int, bool, int, int, int, float]
 
 
-@dataclass(frozen=True, slots=True)
-class _AskedGpu:
+class _AskedGpu(NamedTuple):
     """A GPU asked to serve a request.
 
     It knows its occupancy, its candidate if it were empty or else the obstacle, the earlier waiter that it is kept for, "" if
@@ -90,8 +89,7 @@ class _AskedGpu:
         return GpuFit(gpu, found if isinstance(found, Obstacle) else None)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFit:
+class GpuFit(NamedTuple):
     """One GPU's answer to the request: `obstacle` is None if the GPU could serve it, or one of its shares, now.
 
     `alike` counts further GPUs with the same answer.
@@ -107,8 +105,7 @@ class GpuFit:
         return ("can serve it now" if self.obstacle is None else self.obstacle.text) + more_alike(self.alike)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFitList:
+class GpuFitList(NamedTuple):
     """One answer for each GPU or, on a large machine, for each group with similar answers; `unnamed` counts omitted GPUs."""
 
     named: tuple[GpuFit, ...]
@@ -123,7 +120,7 @@ class GpuFitList:
     def obstacles(self) -> tuple[Obstacle, ...]:
         """The obstacles of the GPUs that have one."""
         return tuple(
-            each.obstacle if not each.alike else replace(each.obstacle, alike=each.alike)
+            each.obstacle if not each.alike else each.obstacle._replace(alike=each.alike)
             for each in self.named
             if each.obstacle is not None
         )
@@ -138,7 +135,7 @@ def asked_gpus(view: NodeView, request: Request, reserved: Reserved) -> tuple[_A
     if not view.reservations:
         return asked
     until = free_at(request, view.time)
-    return tuple(replace(each, reserved=closing(view, each.here.gpu.uuid, until), now=view.time) for each in asked)
+    return tuple(each._replace(reserved=closing(view, each.here.gpu.uuid, until), now=view.time) for each in asked)
 
 
 def best_option(
@@ -196,7 +193,7 @@ def answers(asked: Sequence[_AskedGpu], freedom: PlanPermission) -> GpuFitList:
     by_place = sorted(groups.items(), key=lambda group: (group[0] is not None, group[1][0]))
     named = sorted((places[0], len(places)) for _, places in by_place[:NAMED_AT_MOST])
     unnamed = sum(len(places) for _, places in by_place[NAMED_AT_MOST:])
-    return GpuFitList(tuple(replace(every[place], alike=count - 1) for place, count in named), unnamed)
+    return GpuFitList(tuple(every[place]._replace(alike=count - 1) for place, count in named), unnamed)
 
 
 def _withheld_from(tenancy: GpuOccupancy, candidate: Candidate) -> GpuOccupancy:

@@ -8,7 +8,8 @@ profile but the whole GPU would ever reach a half.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from tranche.core.allocation import NodeView
 from tranche.core.board import GpuInstanceProfile
@@ -22,8 +23,7 @@ from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.decide.share_options import ShareOptions, no_part_text, part_wish, rules_of, smallest_share
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """How a GPU serves a request: by an instance of `profile`, whole (`whole`), or by a `part` of a shared device.
 
     If several are set, any of them serves; an exclusive device is preferred. `named` means that the request names this size, not
@@ -63,7 +63,7 @@ def _fitting(request: Request, gpu: GpuState, rules: GpuSharing) -> Candidate | 
         return obstacle(gpu, Reason.GPU_MODEL_MISMATCH, f"is {gpu.name}, not {request.gpu_model}")
     match request.demand:
         case WholeGpus():
-            return replace(_WHOLE, named=True)
+            return _WHOLE._replace(named=True)
         case MigSlice():
             return _for_profile(request.demand, gpu, rules.use)
         case GpuMemory() | GpuShare():
@@ -74,7 +74,7 @@ def _for_part_of_gpu(request: Request, gpu: GpuState, rules: GpuSharing) -> Cand
     part = part_wish(request, gpu, rules)
     alone = _smallest_for_one_holder(request, gpu, rules)
     if isinstance(alone, Candidate):
-        return alone if part is None else replace(alone, part=part)
+        return alone if part is None else alone._replace(part=part)
     return alone if part is None else Candidate(None, False, part)
 
 
@@ -159,7 +159,7 @@ def check_possible(view: NodeView, request: Request) -> None:
             hint="ask for fewer GPUs",
         )
     if gpus_needed(request) > count + lost:
-        which = f" whose name contains '{request.gpu_model}'" if request.gpu_model else ""
+        which = f" with '{request.gpu_model}' in the name" if request.gpu_model else ""
         which += " that could serve one of its shares" if obstacles else ""
         raise TooManyGpus(
             f"{request} asks for {gpus_needed(request)} GPUs, but this machine has {count}{which}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -39,8 +38,7 @@ class CommonReason(NamedTuple):
     missing_memory: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
+class Obstacle(NamedTuple):
     """What keeps one GPU from serving a request.
 
     `missing_slices` is the least number of memory slices that would have to become free; `missing_memory` is in bytes, for a GPU

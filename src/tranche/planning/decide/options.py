@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from tranche.core.allocation import Grant, Slice, WholeGpu, overlap
 from tranche.core.board import GpuInstanceProfile
@@ -28,8 +28,7 @@ class OptionKind(IntEnum):
     MODE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One way to serve a request on one GPU.
 
     `memory` is the granted bytes, of a part what the request asks for. `left` is the bytes left in parts of a shared device
@@ -50,8 +49,7 @@ class Option:
         return sum(step.destroys is not None for step in self.steps)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanPermission:
+class PlanPermission(NamedTuple):
     """What a plan may do beyond creating instances and destroying Tranche's own idle ones."""
 
     destroy_foreign: bool = False

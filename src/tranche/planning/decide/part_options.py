@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from tranche.core.allocation import FractionalShare, Slice, WholeGpu, memory_of
 from tranche.core.quantity import format_memory
@@ -44,7 +43,7 @@ def part_options(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermiss
     uncut = uncut_steps(tenancy, freedom)
     if not isinstance(uncut, Obstacle):
         option = _fresh(gpu, whole, wish.ways[0], wish, OptionKind.MODE)
-        return (replace(option, steps=uncut),)
+        return (option._replace(steps=uncut),)
     return next((each for each in inside if isinstance(each, Obstacle)), uncut)
 
 
@@ -89,7 +88,7 @@ def _on_slice(gpu: GpuState, device: Slice, alone: Option, way: ShareOption, wis
     """The first part of a slice, by the option that grants the slice exclusively."""
     change = max(alone.change, OptionKind.FILL)
     option = _fresh(gpu, device, way, wish, change)
-    return replace(option, steps=alone.steps)
+    return option._replace(steps=alone.steps)
 
 
 def _fresh(gpu: GpuState, device: WholeGpu | Slice, way: ShareOption, wish: ShareOptions, change: OptionKind) -> Option:

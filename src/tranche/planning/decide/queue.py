@@ -10,8 +10,8 @@ reservation keeps it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import AllocationUnknown, TrancheError
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from tranche.planning.decide.backfill import Foresight, Queued
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingRequest:
+class WaitingRequest(NamedTuple):
     """A waiting request with its id, and the uid of its user, -1 if unknown.
 
     The process of a `silent` one does not answer: others need not wait for it, until it does again.
@@ -89,7 +88,7 @@ def decide_behind(
     if not reserved:
         lasts = _lasts(its_view) and not request.preemptible
         promised = not any(True for _ in ahead) and lasts and _wanted(its_view, request)
-        return replace(found, starts_by=foresight.starts_by(request, waiter.uid)) if promised else found
+        return found._replace(starts_by=foresight.starts_by(request, waiter.uid)) if promised else found
     if request.time_limit is None:
         return found
     passing = backfill(
@@ -200,7 +199,7 @@ def in_time(view: NodeView, waiters: Iterable[WaitingRequest]) -> list[WaitingRe
     """The waiters with the time limits that their users' quotas give them."""
     if not view.quotas:
         return list(waiters)
-    return [replace(each, request=within_time(each.request, view.quotas, each.uid)) for each in waiters]
+    return [each._replace(request=within_time(each.request, view.quotas, each.uid)) for each in waiters]
 
 
 _Alike = tuple[Request, bool, Hashable]

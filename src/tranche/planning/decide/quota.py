@@ -203,10 +203,10 @@ def _within(found: Candidate | Obstacle, gpu: GpuState, limits: Sequence[_Limit]
         ways = tuple(
             way for way in part.ways if allowed(FractionalShare(device, way.memory, way.sharing, part.compute))
         )
-        part = replace(part, ways=ways) if ways else None
+        part = part._replace(ways=ways) if ways else None
     if profile is None and not whole and part is None:
         return obstacle(gpu, Reason.QUOTA, beyond[-1])
-    return replace(found, profile=profile, whole=whole, part=part)
+    return found._replace(profile=profile, whole=whole, part=part)
 
 
 def _up(amount: int, unit: int) -> str:

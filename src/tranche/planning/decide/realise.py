@@ -74,7 +74,7 @@ def realise(view: NodeView, grants: Sequence[ChosenDevice], purpose: str) -> Pla
         now = given(apply(Plan(purpose, found), now), _MINE, (grant,))
     plan = Plan(purpose, tuple(steps))
     marks = {uuid: view.node.gpu(uuid).fingerprint for uuid in plan.gpu_uuids}
-    return with_daemons(replace(plan, fingerprints=marks), grants, view)
+    return with_daemons(plan._replace(fingerprints=marks), grants, view)
 
 
 def why_not_together(parts: Sequence[tuple[Hashable, Sharing]]) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tranche.core.allocation import NodeView
 from tranche.core.board import GpuInstanceProfile
@@ -26,16 +25,14 @@ _FEWEST_SM = 2
 """MPS rounds ceilings to pairs of multiprocessors, and a program needs at least one pair."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShareOption:
+class ShareOption(NamedTuple):
     """A mechanism and its part for the request: `memory` in bytes."""
 
     sharing: Sharing
     memory: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShareOptions:
+class ShareOptions(NamedTuple):
     """The parts that serve a request, strongest mechanism first.
 
     `compute` is the ceiling in percent, or None. `clients` is how many clients MPS serves on one GPU. `inside` says whether

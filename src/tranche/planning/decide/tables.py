@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from tranche.core.board import GpuInstanceProfile
 
 
-@dataclass(frozen=True, slots=True)
-class PossiblePlacement:
+class PossiblePlacement(NamedTuple):
     """The footprint of a profile: `size` memory slices at one of `starts`."""
 
     size: int

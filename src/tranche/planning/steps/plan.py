@@ -11,9 +11,10 @@ nor for which request an instance was made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import StrEnum
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Slice, WholeGpu, overlap, parts_by
 from tranche.core.errors import GpuBusy, PlanInvalid
@@ -36,8 +37,7 @@ from tranche.planning.steps import (
 FORMAT_VERSION = "tranche.dev/v1"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """Steps in order; those of different GPUs are independent.
 
     `fingerprints` maps each touched GPU's UUID to the fingerprint of the state that the plan was computed from.
@@ -45,7 +45,7 @@ class Plan:
 
     purpose: str
     steps: tuple[Step, ...] = ()
-    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    fingerprints: Mapping[str, str] = MappingProxyType({})
 
     @property
     def empty(self) -> bool:
@@ -107,7 +107,7 @@ def with_daemons(plan: Plan, grants: Sequence[Grant], view: NodeView) -> Plan:
     steps = (*first, *plan.steps, *last)
     touched = {step.gpu_uuid for step in (*first, *last)}
     marks = {uuid: gpu.fingerprint for uuid, gpu in gpus.items() if uuid in touched}
-    return replace(plan, steps=steps, fingerprints={**marks, **plan.fingerprints})
+    return plan._replace(steps=steps, fingerprints={**marks, **plan.fingerprints})
 
 
 def refuse_unavailable(view: NodeView, grants: Sequence[Grant]) -> None:
@@ -220,8 +220,7 @@ class StepStatus(StrEnum):
     NEEDLESS = "needless"
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(NamedTuple):
     """A step as the journal has it."""
 
     step: Step

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, assert_never
+from typing import Any, ClassVar, NamedTuple, Self, assert_never
 
 from tranche.core.allocation import Slice, WholeGpu
 from tranche.core.errors import TrancheError, VerificationFailed
@@ -46,8 +46,7 @@ class TakesSharing:
 Taking = TakesInstance | TakesRoom | TakesGpu | TakesSharing
 
 
-@dataclass(frozen=True, slots=True)
-class PriorState:
+class PriorState(NamedTuple):
     """What a step found: the GPU's mode, and the contents of its slot (None: no instance; empty: one without slices).
 
     `owned` says whether Tranche had made the instance in the slot. `extra` is what else a kind of step needs for its undo, in
@@ -60,8 +59,7 @@ class PriorState:
     extra: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PriorSlotState:
+class PriorSlotState(NamedTuple):
     """An inverse: the slot as it was before, with an instance of those slices, or without one if `slices` is None."""
 
     key: InstanceKey
