@@ -74,7 +74,7 @@ def test_submit_creates_what_its_dry_run_prints(api: ServedApi) -> None:
 def test_a_job_is_submitted_only_to_a_queue_that_is_there(api: ServedApi) -> None:
     words = ("submit", "--gpu-memory", "4Gi", "--name", "train", "--queue", "gpus", "--priority", "high", *ANYTHING)
     done = tranche(api, *words, code=42)
-    assert "namespace team-a has no queue 'gpus' of Kueue\n" in done.stderr
+    assert "namespace team-a has no Kueue queue 'gpus'\n" in done.stderr
     assert "its queues: none\n" in done.stderr
     api.change(lambda server: server.put(f"{QUEUES}/gpu", {"metadata": {"name": "gpu"}}))
     assert "did you mean 'gpu'? its queues: gpu\n" in tranche(api, *words, code=42).stderr
@@ -173,7 +173,7 @@ def test_without_claims_the_pods_of_a_job_wait_at_a_gate(api: ServedApi) -> None
 
     words = ("submit", "--gpu", "0.2", "--name", "train", *ANYTHING)
     api.change(without_claims)
-    assert "no node in this cluster hands out shares" in tranche(api, *words, code=47).stderr
+    assert "no node in this cluster assigns shares" in tranche(api, *words, code=47).stderr
     api.change(lambda server: server.put("/api/v1/nodes/n1", {"status": {"capacity": {"tranche.dev/share": "250"}}}))
     (printed,) = yaml.safe_load_all(tranche(api, *words[:-5], "--dry-run", *ANYTHING).stdout)
     # A cluster that could, and whose administrator has it do without: there are no device classes.
@@ -192,7 +192,7 @@ def test_without_claims_the_pods_of_a_job_wait_at_a_gate(api: ServedApi) -> None
 def test_whoever_may_not_read_what_nodes_offer_is_told_what_to_ask_for(api: ServedApi) -> None:
     api.change(lambda server: server.refusals.update({("GET", "/resourceslices"): (403, {"message": "no"})}))
     done = tranche(api, "submit", "--gpu", "0.5", *ANYTHING, code=41)
-    assert "may not read ResourceSlices" in done.stderr
+    assert "no permission to read ResourceSlices" in done.stderr
 
 
 def test_list_shows_requests_and_status(api: ServedApi) -> None:
@@ -392,7 +392,7 @@ def test_a_cluster_that_could_give_claims_and_was_told_gates_is_known_by_what_ev
     words = ("submit", "--gpu-memory", "4Gi", "--dry-run", *ANYTHING)
     api.change(lambda server: server.objects.clear())
     api.change(_gated_job)  # its nodes hand out nothing now: they are in mode static, or start
-    assert "no node in this cluster hands out shares" in tranche(api, *words, code=47).stderr
+    assert "no node in this cluster assigns shares" in tranche(api, *words, code=47).stderr
     assert "p4d" in tranche(api, "gpus", "--cluster").stdout
     assert "the pod is gated until the controller chooses" in tranche(api, "explain", "pod/train-0").stdout
     share = {"status": {"capacity": {"tranche.dev/share": "250"}}}
@@ -427,7 +427,7 @@ def test_after_a_change_to_gates_a_pod_with_a_claim_is_told_that_nobody_serves_i
     for words in (("explain", "pod/train-0"), ("job", "describe", "train")):
         text = tranche(api, *words).stdout
         assert "this cluster now assigns shares at scheduling gates, so no node will serve the claim" in text
-        assert "which makes enough room" not in text
+        assert "this frees enough room" not in text
 
 
 WAITING = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}
@@ -484,9 +484,11 @@ def test_describe_says_why_a_queue_holds_a_job_back(api: ServedApi) -> None:
 
     api.change(held)
     described = tranche(api, "job", "describe", "train").stdout
-    assert "status     Suspended: it waits for Kueue's queue team-a, which does not exist\n" in described
+    assert "status     Suspended: it waits for the Kueue queue team-a, which does not exist\n" in described
     api.change(lambda server: server.put(f"{QUEUES}/team-a", {"metadata": {"name": "team-a"}}))
-    assert "status     Suspended: it waits in Kueue's queue team-a\n" in tranche(api, "job", "describe", "train").stdout
+    assert (
+        "status     Suspended: it waits in the Kueue queue team-a\n" in tranche(api, "job", "describe", "train").stdout
+    )
     why = "couldn't assign flavors to pod set main: insufficient unused quota for gpu.memory in flavor a100, 4Gi more needed"
     unready = {"type": "PodsReady", "status": "False", "message": "Not all pods are ready or succeeded"}
     condition = {"type": "QuotaReserved", "status": "False", "reason": "WaitingForQuota", "message": why}
@@ -501,7 +503,7 @@ def test_describe_says_why_a_queue_holds_a_job_back(api: ServedApi) -> None:
 
     api.change(counted)
     described = tranche(api, "job", "describe", "train").stdout
-    assert f"status     Suspended: it waits in Kueue's queue team-a: {why}\n" in described
+    assert f"status     Suspended: it waits in the Kueue queue team-a: {why}\n" in described
 
 
 def test_describe_and_explain_say_why_a_job_waits(api: ServedApi) -> None:
@@ -511,7 +513,7 @@ def test_describe_and_explain_say_why_a_job_waits(api: ServedApi) -> None:
     for text in (described, explained):
         assert "Waiting: node p4d cannot serve it now; it could later" in text
         assert "asks for: --gpu-memory 4Gi" in text
-        assert "1. wait for pod team-a/old on node p4d to end, which makes enough room" in text
+        assert "1. wait for pod team-a/old on node p4d to end; this frees enough room" in text
     assert described.splitlines()[:3] == [
         "job        team-a/train",
         "request    --gpu-memory 4Gi",
@@ -613,7 +615,9 @@ def test_explain_says_what_it_does_not_know_of_a_pod_that_has_not_started(api: S
     api.change(forbidden)
     shown = tranche(api, "explain", "pod/train-0").stdout
     assert shown.startswith("Preparing: it was allocated devices; node p4d has not prepared them yet\n")
-    assert "note: your account may not read events in team-a, where the node reports why it refuses" in shown
+    assert (
+        "note: your account has no permission to read events in team-a, where the node reports why it refuses" in shown
+    )
 
     def unbound(server: FakeApiServer) -> None:
         given_and_refused(server, conditions=[WAITING])

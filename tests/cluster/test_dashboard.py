@@ -94,7 +94,7 @@ def test_each_viewer_sees_the_names_of_namespaces_whose_pods_he_may_list(
         with _forwarded(cluster, agents, page) as there, browser_running() as browser:
             _look_around(entered(browser, there, viewer), p4d, hidden=others)
         # Who may not patch nodes gets no form; who may delete the pod of his share does it himself, by the API server's word.
-        assert "You may not patch nodes" in _get(address, f"/act?kind=cordon&node={p4d.name}", viewer)[1]
+        assert "You have no permission to patch nodes" in _get(address, f"/act?kind=cordon&node={p4d.name}", viewer)[1]
         (mine,) = (each["id"] for each in node["overview"]["allocations"] if each["keeper"]["kind"] == "pod")
         release_it = f"/act?kind=release&node={p4d.name}&share={mine}"
         fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', _get(address, release_it, viewer)[1]))
@@ -140,7 +140,7 @@ def _act_through_proxy(cluster: Cluster, node: Node, address: str, namespace: st
         if each["keeper"].get("namespace") == namespace
     )
     release_it = f"/act?kind=release&node={node.name}&share={share}"
-    assert "You may not delete pods holds" in _get(address, release_it, NAMED)[1]
+    assert "You have no permission to delete pods holds" in _get(address, release_it, NAMED)[1]
     cluster.kubectl("create", "rolebinding", "edits", "--clusterrole=edit", "--user=ana", "--namespace", namespace)
 
     def offered() -> dict[str, str]:

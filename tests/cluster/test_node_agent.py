@@ -106,7 +106,7 @@ def test_it_lives_through_a_killed_kubelet_and_says_so(cluster: Cluster, p4d: No
     with agent_on(cluster, p4d, *BARE) as agent:
         pid = agent.pid
         p4d.kill9("kubelet")
-        agent.wait_until_not_ready("inventory", "the kubelet does not say")
+        agent.wait_until_not_ready("inventory", "the kubelet does not report")
         p4d.start_component("kubelet")
         agent.wait_until_ready()
         assert agent.pid == pid

@@ -76,7 +76,7 @@ def test_a_job_owns_all_that_is_made_for_it(cluster: Cluster, classes: None, res
     wait_for("its pod is made", lambda: any(each.startswith("pod/") for each in researcher.left()))
     described = researcher.tranche("job", "describe", "train", *where).stdout
     assert "request    --gpu-memory 4Gi" in described
-    assert "your account may not read nodes" in described
+    assert "your account has no permission to read nodes" in described
     cluster.kubectl("delete", "job", "train", "--namespace", researcher.namespace, "--wait=false")
     wait_for("the garbage collector has removed the template as well", lambda: not researcher.left())
 

@@ -236,7 +236,7 @@ def test_a_share_that_has_ended_meanwhile_is_told(machine: TestMachine, acting: 
     workload.process.wait()
     page = me.open(me.send(form).headers["location"])
     assert "Nothing was done" in page.text
-    assert "there is neither a share nor a waiting request" in page.text
+    assert "no share or waiting request has the id" in page.text
 
 
 def test_an_open_plan_says_that_another_one_comes_out(machine: TestMachine, acting: ServedDashboard) -> None:
@@ -249,7 +249,7 @@ def test_an_open_plan_says_that_another_one_comes_out(machine: TestMachine, acti
 
     assert "This plan is current." in part()
     machine.hold("--mig-profile", "1g.5gb")
-    wait_until(lambda: me.open("/").status == 200 and "This plan is no longer valid" in part())
+    wait_until(lambda: me.open("/").status == 200 and "so this plan is no longer valid" in part())
 
 
 def test_a_driver_that_hangs_in_the_middle_holds_up_no_page_and_a_kill_is_undone(

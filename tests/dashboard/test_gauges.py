@@ -64,7 +64,7 @@ def test_what_cannot_be_measured_has_no_chart() -> None:
     page = shown(sample(1.0, None, 0.25), sample(6.0, None, 0.75))
     assert tables(page) == {"Use since then": [["Busy", "75%", "25%", "50%", "75%"]]}
     (chart,) = page.iter("svg")
-    assert chart.get("aria-label") == "Busy: 75% at last, between 25% and 75%"
+    assert chart.get("aria-label") == "Busy: last 75%, least 25%, most 75%"
 
 
 def test_the_numbers_are_those_of_the_samples_and_times_that_nobody_saw_are_left_out() -> None:

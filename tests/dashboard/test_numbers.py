@@ -153,9 +153,7 @@ def _compare_waste(state: State, numbers: dict[str, str], shown: dict[str, list[
     idle = [each["memoryBytes"] for each in waste["idle"]]
     words = ("held and unused", "held and larger than needed", "idle slices")
     assert numbers == {word: format_memory(sum(each)) for word, each in zip(words, (unused, spare, idle), strict=True)}
-    assert [row[1] for row in shown.get("Held, but no process is running on it", [])] == list(
-        map(format_memory, unused)
-    )
+    assert [row[1] for row in shown.get("Held, but without a running process", [])] == list(map(format_memory, unused))
     assert [row[1] for row in shown.get("Idle slices", [])] == list(map(format_memory, idle))
     devices = [each for gpu in state["gpus"] for each in (gpu, *gpu["slices"])]
     active = {each["id"] for each in state["allocations"] if each["phase"] == "active"}
@@ -176,7 +174,7 @@ def _compare_waste(state: State, numbers: dict[str, str], shown: dict[str, list[
         assert (shares, unused_now, spare_now) == wanted
         first, last = (one["heldByteSeconds"] / GIB / 3600 for one in (each, after[_whose(each)]))
         assert first - 0.051 <= float(hours.removesuffix(" GiB·h").replace(",", "")) <= last + 0.051
-    use = shown["Fractions of each GPU's grid over time"]
+    use = shown["Fractions of each GPU over time"]
     for row, before, then in zip(use, waste["gpus"], later["gpus"], strict=True):
         for cell, name in zip(row[1:3], ("held", "idle"), strict=True):
             share = float(cell.removesuffix("%")) / 100

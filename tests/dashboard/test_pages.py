@@ -205,7 +205,7 @@ def test_the_preview_of_a_layout_is_its_plan_and_the_machine_afterwards(view: No
     if isinstance(decision, TrancheError):
         assert printable(decision.message) in said
         return
-    caption = "Steps where nothing is in the way" if decision.blockers else "What would be done"
+    caption = "Steps on GPUs that are not blocked" if decision.blockers else "What would be done"
     steps = [[view.node.gpu(step.gpu_uuid).label, str(step)] for step in decision.plan.steps]
     assert tables(page).get(caption, []) == steps
     assert ("Refused now" in said) == bool(decision.blockers)
@@ -305,7 +305,7 @@ def test_the_use_of_a_gpu_over_days_is_drawn_where_it_was_written_down_and_nowhe
         float(each.split("L")[0].split()[0]) for path in chart.iter("path") for each in path.get("d", "").split("M")[1:]
     ]
     assert starts == [250, 750], "of a thousand; between them nobody looked"
-    assert "Nothing was recorded in this time" in text_of(page(UseRecord((of(1.5, 900.0),))))
+    assert "Nothing was recorded during this time" in text_of(page(UseRecord((of(1.5, 900.0),))))
     assert "is not recorded: the disk is full" in text_of(page(UseRecord((), "the disk is full")))
     assert "is not recorded: this server has no file" in text_of(page(None))
 

@@ -352,7 +352,7 @@ def test_the_token_is_in_a_file_of_the_owner(machine: TestMachine, dashboard: Se
 def test_a_port_that_is_taken_is_refused(machine: TestMachine, dashboard: ServedDashboard) -> None:
     state = str(machine.folder / "xdg")
     refused = machine.tranche("dashboard", "--port", str(dashboard.port), code=2, XDG_STATE_HOME=state)
-    assert "another program already listens there" in refused.stderr
+    assert "another program already uses this port" in refused.stderr
 
 
 def test_a_machine_without_a_driver_has_no_page() -> None:

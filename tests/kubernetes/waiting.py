@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from tests.last_look import last_look
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 
 Result = TypeVar("Result")
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Return when it holds; TimeoutError after a minute, with what it saw last."""
+    """Return when it holds; TimeoutError after three minutes, with what it saw last."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition():
@@ -24,6 +24,6 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def patiently(awaitable: Awaitable[Result]) -> Result:
-    """The result; TimeoutError after a minute."""
+    """The result; TimeoutError after three minutes."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         return await awaitable

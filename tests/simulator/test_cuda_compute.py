@@ -155,7 +155,7 @@ def test_kernels_of_several_streams_run_beside_each_other_where_there_is_room(t4
 context(); work = kernel()
 def both(blocks):
     streams = [check(cu.cuStreamCreate(1)) for _ in range(3)]
-    gate = event(streams[2]) if launch(work, 10**6, streams[2]) == 0 else None
+    gate = event(streams[2]) if launch(work, 10**7, streams[2]) == 0 else None
     for stream in streams[:2]:
         check(cu.cuStreamWaitEvent(stream, gate, 0))
     start = event(streams[0]); ends = []
@@ -174,7 +174,7 @@ tell([both(20), both(1000)])
 def test_the_legacy_default_stream_comes_before_and_after_the_others(t4: SimulatedMachine) -> None:
     code = """
 context(); work = kernel(); blocking, free = check(cu.cuStreamCreate(0)), check(cu.cuStreamCreate(1))
-launch(work, 10**6, blocks=1); start = event(); launch(work, 10**6, blocks=1)
+launch(work, 10**7, blocks=1); start = event(); launch(work, 10**6, blocks=1)
 launch(work, 10**6, blocking, 1); middle = event(blocking); launch(work, 10**6, blocks=1); end = event()
 check(cu.cuCtxSynchronize())
 tell([check(cu.cuEventElapsedTime(start, each)) for each in (middle, end)])
@@ -207,7 +207,7 @@ tell(told + [code(cu.cuStreamQuery(stream))])
 def test_a_stream_that_was_destroyed_ends_its_work(t4: SimulatedMachine) -> None:
     code = """
 context(); work = kernel(); stream = check(cu.cuStreamCreate(1))
-launch(work, 10**6, stream); start = event(stream); launch(work, 10**6, stream); end = event(stream)
+launch(work, 10**7, stream); start = event(stream); launch(work, 10**6, stream); end = event(stream)
 check(cu.cuStreamDestroy(stream)); check(cu.cuEventSynchronize(end))
 told = check(cu.cuEventElapsedTime(start, end))
 for _ in range(600): check(cu.cuStreamDestroy(check(cu.cuStreamCreate(0))))

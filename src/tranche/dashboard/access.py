@@ -61,7 +61,7 @@ def heard(sent: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str] | RefusalRea
     headers: dict[str, str] = {}
     for name, value in ((name.decode("latin-1"), value.decode("latin-1")) for name, value in sent):
         if name in headers and (name in _SAID_ONCE or name.startswith(_OF_BROWSERS)):
-            return RefusalReason(HTTPStatus.BAD_REQUEST, f"the request has the header {name} twice")
+            return RefusalReason(HTTPStatus.BAD_REQUEST, f"the request contains the header {name} twice")
         headers[name] = value
     return headers
 
@@ -82,7 +82,7 @@ def foreign_page(method: str, headers: Mapping[str, str], origins: Collection[st
     foreign = headers.get("sec-fetch-site", "none") not in _OUR_OWN
     opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     if foreign and not (opened and method in _CHANGES_NOTHING):
-        return RefusalReason(HTTPStatus.FORBIDDEN, "pages on other sites may link here but not send requests")
+        return RefusalReason(HTTPStatus.FORBIDDEN, "pages on other sites can link here, but cannot send requests")
     if origin is None and method not in _CHANGES_NOTHING:
         return RefusalReason(HTTPStatus.FORBIDDEN, "the form has no Origin header")
     return None

@@ -71,7 +71,8 @@ def events_page(events: Sequence[Document], gpus: Sequence[Document], query: Map
     shown = found[:MOST] if choice.oldest else found[-MOST:]
     said = choice.said(len(found), len(events)) if choice.leaves_out else ""
     if len(shown) < len(found):
-        said = f"{said} The {'oldest' if choice.oldest else 'newest'} {MOST}; 'tranche events --last N' prints more.".strip()
+        kind = "oldest" if choice.oldest else "newest"
+        said = f"{said} Only the {kind} {MOST} are shown; 'tranche events --last N' prints more.".strip()
     made = element("div", element("p", said) if said else None, event_table(shown, gpus, choice))
     return DashboardPage("Events", made, choice.form({event["type"] for event in events}))
 

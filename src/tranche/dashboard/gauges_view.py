@@ -24,7 +24,7 @@ LINE_SECONDS = 300.0
 """The time that one line covers."""
 KEPT_DAYS = 7
 _WIDTH, _HEIGHT = 1000, 60
-_WHILE_OPEN = "Gauges are read while a page is open. This server keeps them for an hour."
+_WHILE_OPEN = "This server reads the gauges while a page is open, and keeps the readings for an hour."
 Measured = Sequence[tuple[float, float]]
 """Moments in seconds since the epoch, each with a value."""
 
@@ -119,7 +119,7 @@ def _chart(gauge: _Gauge, since: float, until: float) -> Element:
         element("rect", width=_WIDTH, height=_HEIGHT, class_="tr-free tr-box"),
         element("path", d=path, class_="tr-held tr-box"),
         role="img",
-        aria_label=f"{gauge.name}: {last} at last, between {low} and {high}",
+        aria_label=f"{gauge.name}: last {last}, least {low}, most {high}",
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
         width="100%",
         height=_HEIGHT,

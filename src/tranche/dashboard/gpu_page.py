@@ -21,10 +21,12 @@ _COLUMNS = (
 )
 _NO_ORDER = TableOrder()
 _BAR_PIXELS = 1200
-_LATELY = "Gauges are read once a minute, and more often while a page is open. This server keeps them for an hour."
+_LATELY = (
+    "This server reads the gauges once a minute, or more often while a page is open. It keeps the readings for an hour."
+)
 _OVER_DAYS = (
-    "Five-minute means, which 'tranche dashboard' records while it runs, whether a page is open or not. "
-    f"In a gap, the dashboard did not run. It keeps {KEPT_DAYS} days."
+    "'tranche dashboard' records five-minute means while it runs, even when no page is open, "
+    f"and keeps them for {KEPT_DAYS} days. A gap means that it did not run."
 )
 
 
@@ -118,9 +120,9 @@ def _use_of(
     written = [] if use is None else [each for each in use.samples if since <= each.taken <= now]
     charts = gauges_view(gpu, written, LINE_SECONDS, _OVER_DAYS, (since, now))
     if use is None or use.trouble:
-        said = f"The use of GPUs is not recorded: {use.trouble if use else 'this server has no file for it'}."
+        said = f"GPU use is not recorded: {use.trouble if use else 'this server has no file for it'}."
         return charts, element("p", said, class_="note")
-    return (charts or element("p", f"Nothing was recorded in this time. {_OVER_DAYS}", class_="muted"),)
+    return (charts or element("p", f"Nothing was recorded during this time. {_OVER_DAYS}", class_="muted"),)
 
 
 _PROGRESS = {"pending": "to do", "intended": "now", "done": "done", "needless": "already done"}

@@ -108,7 +108,7 @@ class _Drawing:
         """A slice over its lifetime."""
         left, width = self._stretch(span)
         top, height = self._rows(span)
-        inside = [element("title", f"{span.place}: there {_times(span)}"), *_filled(BlockStatus.IDLE)]
+        inside = [element("title", f"{span.place}: {_times(span)}"), *_filled(BlockStatus.IDLE)]
         if width >= _SHORT_PERCENT:
             inside.append(
                 element("text", span.place.profile, x="100%", dx=-6, y=14, text_anchor="end", class_="tr-text tr-small")
@@ -163,7 +163,7 @@ def _filled(look: BlockStatus) -> Iterator[Element]:
 
 def _times(span: HistorySpan) -> str:
     began = "" if span.began is None else f"from {describe.timestamp(span.began)} "
-    return f"{began}{'and still' if span.ended is None else 'until ' + describe.timestamp(span.ended)}"
+    return f"{began}{'until now' if span.ended is None else 'until ' + describe.timestamp(span.ended)}"
 
 
 def hours_choice(uuid: str, chosen: int, node: str = "") -> Element:

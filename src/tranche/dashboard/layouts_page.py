@@ -28,7 +28,7 @@ def _previewed(chosen: str, preview: Document, overview: Document) -> Iterator[C
     blockers = [each for gpu in preview["gpus"] for each in gpu["blockers"]]
     if blockers:
         yield element(
-            "p", element("strong", "Refused now"), ": nothing would be changed, because this is in use:", class_="note"
+            "p", element("strong", "Refused now"), ": nothing would change, because this is in use:", class_="note"
         )
         yield element("ul", [element("li", each) for each in blockers])
     else:
@@ -40,7 +40,7 @@ def _previewed(chosen: str, preview: Document, overview: Document) -> Iterator[C
     yield element("h2", "Before and after")
     yield from before_and_after(overview["gpus"], preview["after"], overview["allocations"])
     steps = [(f"GPU {gpu['index']}", each) for gpu in preview["gpus"] for each in gpu["steps"]]
-    yield table("What would be done" if not blockers else "Steps where nothing is in the way",
+    yield table("What would be done" if not blockers else "Steps on GPUs that are not blocked",
                 ("GPU", "Step"), steps, "There is nothing to do.")  # fmt: skip
 
 

@@ -141,11 +141,11 @@ def _of_shares(allocations: Sequence[Document], events: Sequence[Document]) -> I
         address = f"/shares/{quote(each['id'], safe='')}"
         name = holder_without_id(each) or f"share {each['id']}"
         if each["missingInstances"]:
-            yield DashboardFinding(f"{name}: a slice of it is missing", address)
+            yield DashboardFinding(f"{name}: one of its slices is missing", address)
         if (event := unlimited.get(each["id"])) is not None:
             yield DashboardFinding(f"{name}: {event['message']}", address, event["time"])
         elif each["unavailable"]:
-            yield DashboardFinding(f"{name}: it accepts no more programs: {each['unavailable']}", address)
+            yield DashboardFinding(f"{name} accepts no more programs: {each['unavailable']}", address)
 
 
 def _of_changes(events: Sequence[Document]) -> Iterator[DashboardFinding]:

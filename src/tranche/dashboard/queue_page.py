@@ -47,7 +47,7 @@ def with_ask_form(live: Element) -> DashboardPage:
 def ask_page(fields: Mapping[str, str], answered: Callable[[Request], Iterable[Child]]) -> DashboardPage:
     """The form with the fields asked, and the answer to their request, or why there is none."""
     if not _ASKED & fields.keys():
-        said = "Asking takes no place in the queue and changes nothing."
+        said = "Asking does not queue the request or change anything."
         return DashboardPage(_ASK, element("p", said, class_="muted"), _ask_form({}))
     try:
         live = element("div", answered(_request(fields)))

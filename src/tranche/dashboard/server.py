@@ -200,7 +200,7 @@ def listening(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise UsageError(
-                f"--port {port}: another program already listens there", hint="choose another port, or 0 for any"
+                f"--port {port}: another program already uses this port", hint="choose another port, or 0 for any"
             ) from error
-        raise UsageError(f"--port {port}: cannot listen there: {error.strerror}") from error
+        raise UsageError(f"--port {port}: cannot listen on this port: {error.strerror}") from error
     return listener

@@ -13,7 +13,7 @@ from pathlib import Path
 from tranche.core.errors import PermissionDenied
 
 _BYTES = 32
-_ELSEWHERE = "set XDG_STATE_HOME to put it into another folder"
+_ELSEWHERE = "set XDG_STATE_HOME to use another folder"
 _OURS = re.compile(rb"[A-Za-z0-9_-]{43}\n?")
 """What `token_urlsafe` makes of so many bytes. It needs no escaping in an address."""
 
@@ -86,4 +86,4 @@ def _existing(path: Path) -> str:
 
 def _another(path: Path) -> str:
     remove = "rm -r" if path.is_dir() and not path.is_symlink() else "rm"
-    return f"remove it, and Tranche creates another: {remove} {shlex.quote(str(path))}"
+    return f"remove it, and Tranche creates a new one: {remove} {shlex.quote(str(path))}"

@@ -57,17 +57,17 @@ def waste_page(
         figures([(word, memory(_sum(waste[kind]))) for word, kind in _WORDS]),
         order.table(
             "unused",
-            "Held, but no process is running on it",
+            "Held, but without a running process",
             ("What", "Memory", "Held by", "User", "For"),
             unused,
-            "Everything that is held is in use.",
+            "All held devices are in use.",
         ),
         order.table(
             "too-large",
-            "Held, but its processes would fit into a smaller slice",
+            "Held, but larger than its processes need",
             ("What", "Memory", "Held by", "User", "Used now", "Enough"),
             too_large,
-            "No slice is larger than its processes need, as far as that can be measured.",
+            "As far as Tranche can measure, no slice is larger than its processes need.",
         ),
         order.table(
             "idle",
@@ -86,14 +86,14 @@ def waste_page(
         ),
         order.table(
             "use",
-            "Fractions of each GPU's grid over time",
+            "Fractions of each GPU over time",
             ("GPU", "Held, at least in part", "Partitioned by Tranche, but not held", "Neither"),
             over_time,
             "No GPU.",
         ),
         element(
             "p",
-            "A program may have used more memory a moment ago. The page knows only whether a program runs in a share now; "
+            "A program may have used more memory a moment ago. The page shows only whether a program runs in a share now; "
             "the events show how long the share was held.",
             class_="muted",
         ),

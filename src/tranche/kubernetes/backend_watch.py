@@ -92,7 +92,7 @@ class BackendComponent:
     def ready(self) -> Readiness:
         """The component's readiness while it runs."""
         if not self._backend.synced:
-            return Readiness(False, "the agent does not know yet how this cluster assigns shares")
+            return Readiness(False, "the agent does not yet know how this cluster assigns shares")
         return self._component.ready() if self._backend.value in self._backends else Readiness(True)
 
     async def run(self) -> None:

@@ -89,7 +89,7 @@ def test_a_node_is_cordoned_and_uncordoned_in_the_name_of_its_viewer(page: Serve
     assert change.headers["authorization"] == "Bearer t-olga"
     (event,) = events(page)
     assert event["message"] == "Cordon node n1: done by olga from the dashboard"
-    wait_until(page, lambda: "it is cordoned" in page.ask("/nodes/n1", "t-olga").text)
+    wait_until(page, lambda: "no new pods (cordoned)" in page.ask("/nodes/n1", "t-olga").text)
     again = page.ask(CORDON, "t-olga")
     assert again.status == 400
     assert "already cordoned" in again.text
@@ -116,7 +116,7 @@ def test_the_plan_of_a_layout_says_what_it_takes_from_whom_and_is_another_when_t
     said = text_of(parsed(shown.text))
     assert "1g.5gb at 0:1 of GPU 0" in said
     assert "in use by pod blue/blue-train-0" in said
-    assert "At once on GPU 1: create 7g.40gb" in said
+    assert "Immediately on GPU 1: create 7g.40gb" in said
     assert 'aria-label="After: ' in shown.text
     # Ana's plan is the same, without the names of others.
     assert "zebra" not in page.ask(address, "t-ana").text
@@ -132,7 +132,7 @@ def test_the_plan_of_a_layout_says_what_it_takes_from_whom_and_is_another_when_t
 @pytest.mark.parametrize(
     ("layouts", "says"),
     [
-        (None, "What a layout would do is unknown"),
+        (None, "The effect of a layout is unknown"),
         (NOT_MANAGED, "it runs without the MIG manager"),
         (WAITING, "The agent would do nothing: selected mig-config not present: no-such"),
     ],
@@ -148,7 +148,7 @@ def test_a_plan_of_which_nobody_knows_the_end_says_so(
 def test_a_share_is_taken_back_by_deleting_its_pod_and_no_other_of_its_name(page: ServedClusterPage) -> None:
     assert RELEASE.replace("&", "&amp;") in page.ask("/shares/a0b0c0d0?node=n1", "t-ana").text
     shown = page.ask(RELEASE, "t-ana")
-    assert "Pod blue/blue-train-0 is deleted" in shown.text
+    assert "Kubernetes deletes pod blue/blue-train-0" in shown.text
     fields = fields_of(shown)
     page.api.change(lambda server: server.put(POD, {"metadata": {"uid": "later"}}))
     moved = send(page, "t-ana", fields)
@@ -165,7 +165,7 @@ def test_a_share_is_taken_back_by_deleting_its_pod_and_no_other_of_its_name(page
 def test_who_has_not_the_right_gets_no_form_and_his_form_does_nothing(page: ServedClusterPage) -> None:
     for address, what in ((CORDON, "patch nodes n1"), (RELEASE, "delete pods blue-train-0 in blue")):
         shown = page.ask(address, "t-nils")
-        assert f"You may not {what}." in shown.text
+        assert f"You have no permission to {what}." in shown.text
         assert fields_of(shown) == {}
     # A form of somebody else's, and one that was given before a right was taken.
     fields = fields_of(page.ask(CORDON, "t-olga"))

@@ -87,7 +87,7 @@ def test_the_page_says_when_its_viewer_is_not_let_in_any_more(browser: Any, page
     viewer.open("/nodes/n1")
     cordoned = node_object("n1", unschedulable=True, labels={"nvidia.com/gpu.present": "true"})
     page.api.change(lambda server: server.put("/api/v1/nodes/n1", cordoned))
-    viewer.page.locator("#view", has_text="it is cordoned").wait_for()
+    viewer.page.locator("#view", has_text="no new pods (cordoned)").wait_for()
     viewer.open("/you")
     viewer.page.get_by_role("button", name="Sign out").click()
     viewer.page.get_by_text("You have signed out.").wait_for()
@@ -126,7 +126,7 @@ def test_a_node_is_cordoned_after_its_plan_was_seen(browser: Any, page: ServedCl
     viewer.page.get_by_text("No new pods can be scheduled on node n1").wait_for()
     viewer.page.get_by_role("button", name="Cordon node n1").click()
     viewer.page.wait_for_url(f"{viewer.address}/nodes/n1")
-    viewer.page.locator("#view", has_text="it is cordoned").wait_for()
+    viewer.page.locator("#view", has_text="no new pods (cordoned)").wait_for()
     assert viewer.complaints == []
 
 
@@ -140,7 +140,7 @@ def test_a_layout_is_previewed_and_set_by_the_keyboard_alone(browser: Any, page:
     viewer.page.keyboard.press("Enter")
     viewer.page.locator("#view", has_text="in use by pod blue/blue-train-0").wait_for()
     viewer.page.get_by_role("link", name="Apply layout all-7g.40gb to node n1: show the plan").press("Enter")
-    viewer.page.get_by_text("At once on GPU 1").wait_for()
+    viewer.page.get_by_text("Immediately on GPU 1").wait_for()
     viewer.page.get_by_role("button", name="Apply layout all-7g.40gb to node n1").press("Enter")
     viewer.page.wait_for_url(f"{viewer.address}/nodes/n1")
     viewer.page.locator("#view", has_text="all-7g.40gb").wait_for()
@@ -165,7 +165,7 @@ def test_whom_a_proxy_names_cordons_a_node_in_every_look(browser: Any, tmp_path:
             assert (viewer.violations(), viewer.overflows) == ([], False)
             viewer.page.get_by_role("button", name=f"{action} node n1").click()
             viewer.page.wait_for_url(f"{viewer.address}/nodes/n1")
-            seen = ":has-text('it is cordoned')"
+            seen = ":has-text('no new pods (cordoned)')"
             viewer.page.locator(f"#view{seen}" if action == "Cordon" else f"#view:not({seen})").wait_for()
             context.close()
         assert [each["message"] for each in events(page)] == [

@@ -104,7 +104,7 @@ def test_whoever_sees_one_team_sees_the_same_plan_without_the_names_of_others(
 def test_it_says_what_it_keeps_and_what_it_takes_from_whom() -> None:
     view = held_by(a100s(1), ("blue", 0), ("zebra", 1))
     ours = layouts_of(view, sight=NameVisibility(frozenset({"blue"}))).outlook("all-7g.40gb")
-    assert ours.said[0] == "These have to end first; the agent waits for them, and gives their devices to no one else:"
+    assert ours.said[0] == "These must end first. The agent waits, and assigns their devices to no one else:"
     assert len(ours.blockers) == 2
     (blue,) = (each for each in ours.said if "blue/blue-train-0" in each)
     assert "1g.5gb at 0:1 of GPU 0" in blue
@@ -118,7 +118,7 @@ def test_slices_that_fit_stay_and_are_named() -> None:
     view = held_by(a100s(1), ("blue", 0))
     layouts = layouts_of(view)
     outlook = layouts.outlook("all-1g.5gb")
-    assert outlook.said[-1] == "Kept, with their UUIDs: 1 slice."
+    assert outlook.said[-1] == "Kept, with the same UUIDs: 1 slice."
     shown = tables(parsed(page_of(layouts, "all-1g.5gb")))["What is kept"]
     assert [row[:2] for row in shown] == [["GPU 0", "1g.5gb at 0:1"]]
 
@@ -126,7 +126,7 @@ def test_slices_that_fit_stay_and_are_named() -> None:
 @pytest.mark.parametrize(
     ("policy", "says"),
     [
-        ("wait", "waits for them"),
+        ("wait", "The agent waits"),
         ("refuse", "refuses the layout while these are in use, and changes nothing"),
         ("drain", "cordons the node, evicts pods"),
     ],
@@ -135,7 +135,7 @@ def test_what_becomes_of_users_is_the_policy_of_the_agent(policy: str, says: str
     view = held_by(a100s(2), ("blue", 0))
     outlook = layouts_of(view, LayoutReport(True, policy, offer=LayoutList())).outlook("all-7g.40gb")
     assert says in " ".join(outlook.said)
-    at_once = [each for each in outlook.said if each.startswith("At once on GPU 1")]
+    at_once = [each for each in outlook.said if each.startswith("Immediately on GPU 1")]
     assert bool(at_once) is (policy != "refuse")
 
 
@@ -153,10 +153,10 @@ def test_the_config_maps_layouts_are_there_and_come_first() -> None:
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        (None, "What a layout would do is unknown"),
+        (None, "The effect of a layout is unknown"),
         (LayoutReport(True, "a word of tomorrow", offer=LayoutList()), "an unknown format"),
         (NOT_MANAGED, "it runs without the MIG manager"),
-        (LayoutReport(True, "wait", offer=None), "more layouts than fit into its report"),
+        (LayoutReport(True, "wait", offer=None), "more layouts than fit in its report"),
         (
             LayoutReport(True, "wait", offer=LayoutList("zebra/l", None, "ConfigMap zebra/l has no key")),
             "cannot be read",
@@ -212,7 +212,7 @@ def test_a_layout_that_waits_makes_room_for_another_and_a_change_at_work_does_no
     works = layouts_of(told).outlook("all-1g.5gb")
     assert works.changing
     assert works.after == ()
-    assert "what remains to be done after it is unknown" in " ".join(works.said)
+    assert "so the remaining steps are unknown" in " ".join(works.said)
 
 
 def test_a_layout_that_is_there_already_does_nothing() -> None:

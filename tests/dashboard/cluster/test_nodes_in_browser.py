@@ -113,6 +113,4 @@ def test_the_guides_pictures(browser: Any, pytestconfig: pytest.Config) -> None:
     with serving(60, 0, kind="mixed") as port:
         with viewing(browser, port, size=(1000, 700)) as viewer:
             taken["pictures/cluster-nodes.png"] = viewer.page.screenshot()
-        with viewing(browser, port, scheme="dark", size=NARROW) as viewer:
-            taken["pictures/cluster-nodes-dark-narrow.png"] = viewer.page.screenshot()
     keep_pictures(taken, pytestconfig)

@@ -132,7 +132,7 @@ def test_names_and_amounts_are_told_to_whom_they_may_be_told() -> None:
     rows = tables(page)["By namespace, most unused first"]
     (first, second) = rows
     assert (first[0], first[3], second[0]) == ("vision", "100%", "other namespaces")
-    assert all("vision/" in row[2] for row in tables(page)["Held, but no process is running on it; largest first"])
+    assert all("vision/" in row[2] for row in tables(page)["Held, but without a running process; largest first"])
 
 
 def test_before_anything_was_seen_it_says_so() -> None:

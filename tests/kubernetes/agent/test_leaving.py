@@ -175,7 +175,7 @@ def test_pods_that_will_not_end_without_an_agent_are_named(tmp_path: Path) -> No
             assert said[0].endswith(": team/train")
             server.refusals["GET", "/resourceclaims"] = (403, {"message": "no"})
             await patiently(asyncio.to_thread(say_claims_left, config, {}, said.append))
-            assert "may not read claims" in said[1]
+            assert "no permission to read claims" in said[1]
 
     asyncio.run(run())
 
@@ -237,7 +237,7 @@ def test_an_agent_that_does_not_end_is_named_and_its_node_cleaned(tmp_path: Path
         async with api_server() as server:
             cluster_of_two(server)
             said = await leaving(server, tmp_path, patience=0.1)
-            assert "agents still run on these nodes after 0 s and could leave files there: one" in said
+            assert "agents are still running on these nodes after 0 s and could leave files there: one" in said
             assert server.objects["/api/v1/nodes/one"]["metadata"]["labels"] == {"zone": "a"}
 
     asyncio.run(run())

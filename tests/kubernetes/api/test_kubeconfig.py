@@ -64,7 +64,7 @@ def test_the_variable_names_the_file_and_the_option_wins(tmp_path: Path) -> None
 )
 def test_a_file_that_leaves_something_out_is_told_what(tmp_path: Path, content: str, kind: str) -> None:
     (tmp_path / "config").write_text(content)
-    with pytest.raises(KubeconfigInvalid, match=f"does not say which {kind} to use"):
+    with pytest.raises(KubeconfigInvalid, match=f"does not specify which {kind} to use"):
         find_api_server(str(tmp_path / "config"), {})
 
 

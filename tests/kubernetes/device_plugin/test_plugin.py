@@ -339,7 +339,7 @@ def test_a_gpu_that_is_still_cut_on_demand_is_no_whole_one(tmp_path: Path) -> No
         rig.kube_node.publish(KubeNode("n", labels={MODE_LABEL: "static"}))
         await rig.counts({GPU: (2, 1)})
         await until(lambda: "GpuStillCut" in rig.api.reasons, "said")
-        assert "2 slices made on demand" in rig.api.events[-1][2]
+        assert "2 slices created on demand" in rig.api.events[-1][2]
         with pytest.raises(grpc.aio.AioRpcError, match="it still has"):
             await rig.kubelet.allocate(GPU, cut)
         await rig.kubelet.allocate(GPU, whole)

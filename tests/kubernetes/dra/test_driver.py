@@ -213,7 +213,7 @@ def test_the_last_line_refuses_what_a_scheduler_got_wrong_and_leaves_the_others(
                 "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/bare", {"metadata": {"uid": "uid-bare"}}
             )
             bare = node.allocate("bare")
-            assert "allocated no device from gpu.tranche.dev" in await refusal(bare)
+            assert "has no allocated device from gpu.tranche.dev" in await refusal(bare)
             assert node.node.machine.machine.total_change_calls() == calls
             (held,) = node.allocations
             assert held.keeper == ClaimKeeper("team", "first", "uid-first")

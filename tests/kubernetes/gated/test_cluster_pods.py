@@ -106,7 +106,7 @@ def test_a_pod_that_cannot_be_placed_is_left_alone(change: dict[str, Any], wrong
 def test_a_pod_without_a_demand_says_so() -> None:
     raw = raw_pod()
     raw["metadata"]["annotations"] = {}
-    assert "no annotation says which" in decode_cluster_pod(raw).wrong
+    assert "no annotation requests one" in decode_cluster_pod(raw).wrong
     raw["metadata"]["annotations"] = {"tranche.dev/gpu": "much"}
     assert "much" in decode_cluster_pod(raw).wrong
 

@@ -134,7 +134,7 @@ def test_the_pods_own_annotation_is_believed_where_nothing_else_is_known_and_now
 @pytest.mark.parametrize(
     ("annotations", "container", "words"),
     [
-        ({}, {}, "no annotation says which"),
+        ({}, {}, "no annotation requests one"),
         ({"tranche.dev/gpu": "much"}, {}, "much"),
         ({"tranche.dev/gpu": "0.5", "tranche.dev/gpus": "1"}, {}, "request 2 different things"),
         ({"tranche.dev/gpus": "1"}, {"resources": {"limits": {SHARE: "2"}}}, "requests 2 of tranche.dev/share"),
@@ -234,11 +234,11 @@ def test_what_others_were_promised_counts_as_given_and_who_may_not_read_has_the_
                 fleet = await read_gate_fleet(connection, pod)
                 assert explain_gated(pod, whole, fleet).status is WaitStatus.STARTABLE
                 server.refusals["GET", "/leases"] = (403, {"message": "no"})
-                event = {"reason": "WaitsForShare", "message": "no node can give it", "involvedObject": {"name": "p"}}
+                event = {"reason": "WaitsForShare", "message": "no node can serve it", "involvedObject": {"name": "p"}}
                 server.put("/api/v1/namespaces/team/events/e", event)
                 found = explain_gated(pod, whole, await read_gate_fleet(connection, pod))
-                assert found.message == "no node can give it"
-                assert "may not read leases of GPU nodes" in found.notes[0]
+                assert found.message == "no node can serve it"
+                assert "no permission to read leases of GPU nodes" in found.notes[0]
             finally:
                 await connection.aclose()
 

@@ -135,7 +135,7 @@ def test_jobs_of_others_are_neither_listed_nor_deleted() -> None:
     async def act(server: FakeApiServer, client: JobClient) -> None:
         server.put(f"{JOBS}/other", {"spec": {}})
         assert await client.jobs(None) == ()
-        with pytest.raises(KubernetesNotFound, match="was not made by tranche submit"):
+        with pytest.raises(KubernetesNotFound, match="was not created by tranche submit"):
             await client.delete("team-a", "other")
         assert list(server.objects) == [f"{JOBS}/other"]
 

@@ -63,7 +63,7 @@ def test_a_gpu_that_the_administrator_will_not_have_shared_is_not_offered_in_par
 def test_slices_that_are_to_be_shared_where_no_gpu_has_mig_are_named() -> None:
     rules = ReplicaPolicy((SharedResource(SLICE, 4, SLICE), SharedResource(GPU, 2, GPU)))
     plain = replicated(advertise(node(t4(0)), MigStrategy.MIXED), rules, NO_SHARING)
-    assert plain.unshared == ("nvidia.com/mig-1g.5gb is not offered: no GPU of this node has MIG",)
+    assert plain.unshared == ("nvidia.com/mig-1g.5gb is not offered: no GPU of this node supports MIG",)
     assert len(plain.devices) == 2
     for gpus in ((whole(0),), (t4(0), whole(1)), (lost(whole(0)),)):
         assert replicated(advertise(node(*gpus), MigStrategy.MIXED), rules, NO_SHARING).unshared == ()

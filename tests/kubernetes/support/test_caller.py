@@ -79,5 +79,5 @@ def test_a_plugin_that_gives_nothing_is_a_clear_error(settings: dict[str, Any], 
 
 
 def test_no_cluster_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(KubeconfigInvalid, match="no Kubernetes API server is known"):
+    with pytest.raises(KubeconfigInvalid, match="found no Kubernetes API server"):
         caller_api_server(None, {}, tmp_path)

@@ -273,7 +273,7 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
     ),
     "turns": (
         agents_with(turns=(_ticket("a", TicketState.FAILED), _ticket("b", TicketState.WAITING))), "turns", Status.FAIL,
-        "its layout change failed in its turn; 1 other nodes wait", "annotate lease tranche-layout.a",
+        "its layout change failed; 1 other nodes wait", "annotate lease tranche-layout.a",
     ),
     "unread": (lambda facts: replace(facts, unread={"DaemonSets": "x"}), "not-read", Status.WARN, "DaemonSets", "may not"),
 }  # fmt: skip

@@ -43,7 +43,7 @@ _KEPT = 200
 Work = Callable[[Callable[[str], None]], str]
 """Does the work, tells each step as it begins, and says how it went."""
 _MOVED = "the machine has changed since you saw the plan"
-_CHANGED = "The machine has changed. This plan is no longer valid; a new plan would be different."
+_CHANGED = "The machine has changed, so this plan is no longer valid."
 _LONGEST_REASON = 200
 ONLY_SHOWS = RefusalReason(
     HTTPStatus.FORBIDDEN, "this dashboard is read-only; to act, start it with: tranche dashboard --act"
@@ -263,7 +263,7 @@ def plan_page(action: DashboardAction, plan: ActionPlan, key: str, *, same: bool
 def _operation_page(found: Operation) -> DashboardPage:
     """An operation's progress and outcome."""
     begun = element("ol", [element("li", each) for each in found.steps], id="steps") if found.steps else None
-    many = f"Started: {len(found.steps)} of {found.expected} steps." if found.state is OperationState.RUNNING else None
+    many = f"{len(found.steps)} of {found.expected} steps started." if found.state is OperationState.RUNNING else None
     live = element(
         "div",
         element("p", element("strong", _WORDS[found.state]), f" {found.said}", role="status", id="state"),

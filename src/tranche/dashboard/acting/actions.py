@@ -126,9 +126,7 @@ class ReleaseAction(DashboardAction):
             return ActionPlan(((f"pid {waiter.pid}", step),), (), digest, command, ends=ends)
         allocation = next((each for each in seen.view.allocations if each.id == self.target), None)
         if allocation is None:
-            raise AllocationUnknown(
-                f"there is neither a share nor a waiting request {self.target}", hint="it may have ended"
-            )
+            raise AllocationUnknown(f"no share or waiting request has the id {self.target}", hint="it may have ended")
         try:
             found = taking_back(places, allocation)
             if not found.pids:
@@ -138,7 +136,7 @@ class ReleaseAction(DashboardAction):
             return ActionPlan((), (), digest, command, refused)
         return ActionPlan(
             (*_ending(found), *_given_back(allocation, seen.view.node)),
-            (f"It was granted to: {allocation.command}", "Slices remain on their GPU, idle, for the next request."),
+            (f"It was granted to: {allocation.command}", "Idle slices remain on their GPU for the next request."),
             _of_share(found),
             f"{command} --terminate" if found.pids else command,
             ends=_ended(found.pids),
@@ -149,7 +147,7 @@ class ReleaseAction(DashboardAction):
         waiter = next((each for each in host.waiters() if each.id == self.target), None)
         if waiter is not None:
             _refuse_another(plan, _of_waiter(self.target, waiter.pid))
-            tell(f"cancel waiting request {self.target}")
+            tell(f"cancel the waiting request {self.target}")
             if cancel_waiter(host, self.target) is None:
                 raise AllocationUnknown(f"request {self.target} is no longer waiting")
             return f"The request was cancelled (pid {waiter.pid})."
@@ -161,8 +159,8 @@ class ReleaseAction(DashboardAction):
 
         ended = take_back(host, self.target, terminate=True, grace=_GRACE_SECONDS, confirm=confirm)
         said = [
-            f"killed without draining, because the MPS daemon of {each.device_uuid} did not release it: {each.why}; "
-            "programs that share the device may fail."
+            f"Processes were killed without draining, because the MPS daemon of {each.device_uuid} did not release them: "
+            f"{each.why}. Programs that share the device may fail."
             for each in ended.undrained
         ]
         how = f" after {signal.Signals(ended.signal).name} to pid {_listed(ended.pids)}" if ended.signal else ""
@@ -202,7 +200,7 @@ class CordonAction(_GpuAction):
         gpu = seen.view.node.gpu(self.target)
         why = why_withheld(seen.view, gpu)
         holders = sum(any(grant.gpu_uuid == gpu.uuid for grant in each.grants) for each in seen.view.allocations)
-        fact = f"{gpu.label} is {why}." if why else f"Holders keep their shares: {holders} now."
+        fact = f"{gpu.label} is {why}." if why else f"Current holders keep their shares: {holders}."
         return self._planned(gpu, why, fact, needless=bool(why))
 
     def do(self, host: Host, plan: str, tell: Tell) -> str:
@@ -250,8 +248,8 @@ class LayoutAction(DashboardAction):
         labels = {gpu.uuid: gpu.label for gpu in view.node}
         steps = with_daemons(decision.plan, (), view).steps
         kept = sum(len(change.cut.kept) for change in decision.changes)
-        facts = [f"Kept, with their UUIDs: {counted(kept, 'slice')}."] if kept else []
-        lost = [f"The driver cannot reach {each}, which is left unchanged." for each in decision.lost]
+        facts = [f"Kept, with the same UUIDs: {counted(kept, 'slice')}."] if kept else []
+        lost = [f"The driver cannot reach {each}, so it stays unchanged." for each in decision.lost]
         return ActionPlan(
             tuple((labels[step.gpu_uuid], str(step)) for step in steps),
             (*facts, *decision.warnings, *lost),
@@ -295,12 +293,15 @@ def action_of(kind: str, fields: Mapping[str, str]) -> DashboardAction | None:
 def _refuse_another(confirmed: str, now: str) -> None:
     """Raise StateMoved unless the plan is the confirmed one."""
     if confirmed != now:
-        raise StateMoved("the machine has changed since the plan was shown, so the plan would be different now")
+        raise StateMoved("the machine has changed since you saw the plan")
 
 
 def _ending(found: ReleasePreview) -> tuple[tuple[str, str], ...]:
     return tuple(
-        (f"pid {pid}", f"SIGTERM, and SIGKILL after {_GRACE_SECONDS:g} s, to: {process_command(pid) or 'its program'}")
+        (
+            f"pid {pid}",
+            f"send SIGTERM, and SIGKILL after {_GRACE_SECONDS:g} s, to: {process_command(pid) or 'its program'}",
+        )
         for pid in found.pids
     )
 

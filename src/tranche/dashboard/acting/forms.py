@@ -53,7 +53,7 @@ class FormKeyStore:
         if len(self._spent) >= _MOST_SPENT:
             self._spent = {each: when for each, when in self._spent.items() if now - when <= _SECONDS}
         if len(self._spent) >= _MOST_SPENT:
-            return "too many forms were sent within an hour"
+            return "too many forms were sent in the last hour"
         self._spent[head] = now
         return ""
 

@@ -31,7 +31,7 @@ LEAST_SECRET = 16
 PLAIN_COOKIE, SECURE_COOKIE = "tranche-cluster", "__Host-tranche-cluster"
 TWICE = RefusalReason(
     HTTPStatus.UNAUTHORIZED,
-    "the request identifies its sender twice; your session cookie has been removed: load the page again",
+    "the request identifies its sender twice, so your session cookie was removed: load the page again",
 )
 """A browser that gets this answer must forget its session, or it would repeat the request forever."""
 

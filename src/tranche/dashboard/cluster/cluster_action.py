@@ -39,12 +39,12 @@ LAYOUT_LABEL = "nvidia.com/mig.config"
 _LONGEST_LABEL = 63
 _KINDS = ("cordon", "uncordon", "layout", "release")
 _NO_TOKEN = (
-    "you came through a proxy, which passes on no token of yours, and this page does not act without one: "
-    "reach it without the proxy, and sign in with a token"
+    "your proxy passes on no token, and this page needs one to act: "
+    "open the page without the proxy, and sign in with a token"
 )
-_BY_OWN_RIGHTS = "Kubernetes decides according to your own permissions."
+_BY_OWN_RIGHTS = "Kubernetes applies your own permissions."
 _BY_PAGES_ACCOUNT = (
-    "You came through a proxy. For each action, the page asks Kubernetes whether you may do it, and then acts with "
+    "You reached this page through a proxy. For each action, the page asks Kubernetes whether you may do it, and then acts with "
     "its own account. Your name is recorded."
 )
 _LONGEST_NAME = 900
@@ -127,8 +127,9 @@ def node_plan(action: ClusterAction, node: SeenNode) -> ClusterPlan:
         if now == action.layout:
             raise UsageError(f"node {node.name} already has the label for that layout")
         told = (
-            f"The label {LAYOUT_LABEL} of node {node.name} is set to {action.layout}"
-            + (f"; it is now {now}." if now else "."),
+            f"The label {LAYOUT_LABEL} of node {node.name} changes"
+            + (f" from {now}" if now else "")
+            + f" to {action.layout}.",
             "The node's agent then applies the layout. For slices in use, it follows its policy: wait, refuse or drain.",
         )
         body: Mapping[str, Any] = {"metadata": {"labels": {LAYOUT_LABEL: action.layout}}}
@@ -136,7 +137,7 @@ def node_plan(action: ClusterAction, node: SeenNode) -> ClusterPlan:
     wanted = action.kind == "cordon"
     if node.standing.unschedulable is wanted:
         raise UsageError(f"node {node.name} is {'already' if wanted else 'not'} cordoned")
-    said = "No new pods can be scheduled on node" if wanted else "Pods can again be scheduled on node"
+    said = "No new pods can be scheduled on node" if wanted else "New pods can be scheduled again on node"
     lines = (f"{said} {node.name}. Pods that run there continue.",)
     request = ("PATCH", path, {"spec": {"unschedulable": wanted or None}}, "application/merge-patch+json")
     return ClusterPlan(action, lines, (right,), (request,))
@@ -157,15 +158,15 @@ def holders_of(action: ClusterAction, node: SeenNode, claims: Sequence[FleetClai
                 raise UsageError("no pod uses that claim now")
             return [(claim.namespace, name) for name in claim.pods]
         case "hidden":
-            raise UsageError("it belongs to a namespace that you have no permission to see")
+            raise UsageError("the share belongs to a namespace that you have no permission to see")
         case _:
-            raise UsageError("no pod holds it: release it on the machine, with tranche release")
+            raise UsageError("no pod holds the share: release it on the machine with tranche release")
 
 
 def release_plan(action: ClusterAction, pods: Sequence[KubePod]) -> ClusterPlan:
     """What happens to the pods that have the share."""
     lines = tuple(
-        f"Pod {each.ref} is deleted, with its grace period. If a controller created it, the controller creates a replacement."
+        f"Kubernetes deletes pod {each.ref} with its grace period. If a controller created the pod, it creates a replacement."
         for each in pods
     )
     rights = tuple(RbacPermission("delete", "pods", each.ref.namespace, each.ref.name) for each in pods)
@@ -178,7 +179,7 @@ def release_plan(action: ClusterAction, pods: Sequence[KubePod]) -> ClusterPlan:
         )
         for each in pods
     )
-    return ClusterPlan(action, (*lines, "The share is released when the pod has ended."), rights, requests, tuple(pods))
+    return ClusterPlan(action, (*lines, "The share is released when the pod ends."), rights, requests, tuple(pods))
 
 
 def plan_page(plan: ClusterPlan, key: str, why_not: str, judged: str, *, moved: str = "") -> DashboardPage:
@@ -260,7 +261,7 @@ def _foreseen(action: ClusterAction, user_view: UserView) -> tuple[tuple[str, ..
     """What to know about it, and what it would do, or why that is unknown."""
     layouts = user_view.layouts(action.node)
     if layouts is None or layouts.unknown:
-        return (), "What the layout would do on the node is unknown." if layouts is None else layouts.unknown
+        return (), "The effect of the layout on the node is unknown." if layouts is None else layouts.unknown
     try:
         return layouts.notes, user_view.outlook(layouts, action.layout)
     except TrancheError as error:
@@ -398,14 +399,14 @@ class ActingClient:
         if self.viewer.token:
             for each in rights:
                 if not await self.reviews.may(self.viewer, each):
-                    return f"You may not {each}."
+                    return f"You have no permission to {each}."
             return ""
         try:
             answers = await asyncio.gather(*(self.reviews.may_now(self.viewer, each) for each in rights))
         except TrancheError as error:
-            return f"The server cannot find out whether you may do this ({error.reason}), so it does nothing."
+            return f"The server cannot check whether you may do this ({error.reason}), so it does nothing."
         lacking = (each for each, allowed in zip(rights, answers, strict=True) if not allowed)
-        return next((f"You may not {each}." for each in lacking), "")
+        return next((f"You have no permission to {each}." for each in lacking), "")
 
     async def refuses(self, rights: Sequence[RbacPermission]) -> str:
         """Why requests that need these rights must not be sent now; "" where they may be."""

@@ -159,7 +159,7 @@ class ClusterRequestHandler(ClusterPages):
             if viewer is None:
                 viewer = await self._reviews.who(presented.token or self._sessions.token(presented.session))
             if viewer is None:
-                said = "Send a token that Kubernetes knows: Authorization: Bearer TOKEN."
+                said = "Send a valid Kubernetes token: Authorization: Bearer TOKEN."
                 return error_answer(scope, HTTPStatus.UNAUTHORIZED, "", said, _login_page())
             if self._seen is None:
                 why = f"Its nodes have not been read yet: {self._trouble or 'the API server has not answered'}."
@@ -168,7 +168,7 @@ class ClusterRequestHandler(ClusterPages):
             rights = ViewerPermission(sight, await self._reviews.may(viewer, LIST_NODES))
         except TrancheError as error:
             # A viewer whose rights cannot be asked for sees nothing; only the error's class is said, not its text.
-            said = f"The server cannot find out who you are or what you may see ({error.reason}). Until then it shows nothing."
+            said = f"The server cannot find out who you are or what you may see ({error.reason}). Until it can, it shows nothing."
             return _unavailable(scope, "Kubernetes does not answer", said)
         return viewer, self._view(rights)
 
@@ -199,7 +199,8 @@ class ClusterRequestHandler(ClusterPages):
             return html(_login_page(said), HTTPStatus.SERVICE_UNAVAILABLE)
         if viewer is None:
             return html(
-                _login_page("Kubernetes does not know this token, or the token has expired."), HTTPStatus.UNAUTHORIZED
+                _login_page("Kubernetes does not recognise this token, or the token has expired."),
+                HTTPStatus.UNAUTHORIZED,
             )
         cookie = session_cookie(self._sessions.begin(token), request.headers.get("origin", ""))
         return html(entered_page(), headers={"Set-Cookie": cookie})
@@ -258,7 +259,7 @@ async def serve_cluster_page(
     server = find_api_server(kubeconfig, os.environ)
     if act and server.tls is not None and (kubeconfig or os.environ.get("KUBECONFIG")):
         # A kubeconfig's client certificate would accompany a viewer's token, and act as the certificate's owner.
-        raise UsageError("--act needs the page to run as a pod", hint="omit --kubeconfig, and unset KUBECONFIG")
+        raise UsageError("--act requires the page to run as a pod", hint="omit --kubeconfig, and unset KUBECONFIG")
     if proxy_act and not (act and proxy_secret is not None):
         raise UsageError(
             "--proxy-act requires --act and --proxy-secret",

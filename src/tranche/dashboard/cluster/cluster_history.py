@@ -35,13 +35,13 @@ GpuPlace = tuple[str, str]
 """A GPU by its node's name and its UUID: two nodes may report the same UUID."""
 _GAUGES = (
     "The node's agent reads the gauges once a minute. "
-    f"It keeps five-minute means for {LINES_KEPT_HOURS} hours and half-hour means for {KEPT_DAYS} days, as far as they fit. "
-    "In a gap, no agent ran, the driver did not answer, or the gauge was not measured."
+    f"It keeps five-minute means for {LINES_KEPT_HOURS} hours and half-hour means for {KEPT_DAYS} days, as space permits. "
+    "A gap means that no agent ran, the driver did not answer, or the gauge was not measured."
 )
-_BEFORE = ". For earlier times, the page knows only the start times of the shares that it found then."
+_BEFORE = ". The page also knows the start times of the shares that it found then."
 _NO_CAUSE = (
-    "The node's own events show who had a slice created or destroyed: run tranche events there, and see its layout's events. "
-    "Changes that lasted less than a second were not seen."
+    "To see who caused a slice to be created or destroyed, run tranche events on the node, and see its layout's events. "
+    "Changes that lasted less than a second are missing."
 )
 
 
@@ -262,7 +262,7 @@ def _silence(each: UnreportedSpan) -> Element:
     return element(
         "p",
         *said,
-        ": what ended during this time is shown as ending after it, and what was created as beginning after it.",
+        ": starts and ends during this time are shown at its end.",
         class_="note",
     )
 

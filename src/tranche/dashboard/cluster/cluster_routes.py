@@ -198,12 +198,12 @@ class ClusterPages(GatedRequestHandler):
         return node_share_page(_asked_for(seen, request), request.path_params["id"], seen.taken, act)
 
     async def _queue(self, request: Request) -> Response:
-        fleet, backend = await self._read("Claims cannot be read ({}), so it is unknown why pods wait.")
+        fleet, backend = await self._read("The page cannot read claims ({}), so it cannot show why pods wait.")
         return await self._answer(request, partial(_queue_page, request.scope["view"], fleet, backend))
 
     async def _ask(self, request: Request) -> Response:
         fleet, backend = await self._read(
-            "How the cluster assigns shares cannot be read ({}), so the answer is unknown."
+            "The page cannot read how the cluster assigns shares ({}), so the answer is unknown."
         )
 
         def answer(asked: GpuRequest) -> Iterator[Child]:

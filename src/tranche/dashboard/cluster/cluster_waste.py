@@ -163,9 +163,9 @@ def cluster_waste_page(
     unused = sorted(_unused(seen, sight), key=lambda pair: -pair[0])
     said = element(
         "p",
-        "This server has watched since ",
+        "This server has watched the cluster since ",
         moment(waste["since"]),
-        ", and keeps one day. A share is unused while no process uses its device.",
+        ", and keeps one day of data. A share is unused while no process uses its device.",
         f" Nodes without a current report are not counted: {unheard}." if unheard else "",
         class_="muted",
     )
@@ -181,7 +181,7 @@ def cluster_waste_page(
         order.table(
             "namespaces",
             "By namespace, most unused first",
-            ("Namespace", "Held", "of it unused", "Share", "Held now", "Unused now"),
+            ("Namespace", "Held", "Unused", "Share", "Held now", "Unused now"),
             rows,
             "Nothing was held.",
         ),
@@ -189,10 +189,10 @@ def cluster_waste_page(
         element("h2", "Now"),
         order.table(
             "unused",
-            "Held, but no process is running on it; largest first",
+            "Held, but without a running process; largest first",
             ("What", "Node", "Held by", "Memory", "Held for"),
             [row for _, row in unused[:MOST]],
-            "Everything that is held, as far as you can see, is in use.",
+            "All held devices that you can see are in use.",
         ),
         element("p", f"And {len(unused) - MOST:,} more.") if len(unused) > MOST else None,
     )

@@ -20,7 +20,7 @@ from tranche.kubernetes.api.objects import RbacPermission
 
 _TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-_ASKING = "ask what a viewer may do"
+_ASKING = "check what a viewer may do"
 
 FRESH_SECONDS = 30.0
 """How long a yes counts without asking again."""
@@ -124,7 +124,7 @@ class AccessReviewClient:
 
     async def _ask_who(self, token: str) -> KubeUser | None:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-        answer = await self._connection.ask("ask whose token that is", "POST", _TOKEN_REVIEWS, body)
+        answer = await self._connection.ask("identify the owner of a token", "POST", _TOKEN_REVIEWS, body)
         return reviewed_viewer(answer.accepted(), token)
 
     async def _ask_may(self, viewer: KubeUser, right: RbacPermission) -> bool:

@@ -36,15 +36,17 @@ from tranche.planning.steps import Step
 from tranche.planning.steps.plan import apply
 
 _NOT_TOLD = (
-    "What a layout would do is unknown: the node's agent reports no layouts, or reports them in an unknown format."
+    "The effect of a layout is unknown: the node's agent reports no layouts, or reports them in an unknown format."
 )
 _UNREAD = "The report of the node's agent cannot be read."
 _NOT_MANAGED = "The node's agent does not apply layouts: it runs without the MIG manager."
-_TOO_MANY = "The node's agent has more layouts than fit into its report, so the effect of a layout is unknown."
+_TOO_MANY = "The node's agent has more layouts than fit in its report, so the effect of a layout is unknown."
 _SHORT = "The full report was too long, so this one names only one process on each device."
-_TURNS = "Nodes in this cluster take turns to change their layouts: the agent waits for its turn."
+_TURNS = "Nodes in this cluster take turns changing their layouts: the agent waits for its turn."
 _RIVAL = "Another MIG manager runs on this node. While it runs, the agent changes nothing."
-_ANEW = "The agent checks the node and decides again when the label is set; pods that have started by then are also in the way."
+_ANEW = (
+    "When the label is set, the agent checks the node and decides again. Pods that start earlier also block the layout."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +123,17 @@ def foresee_layout(view: NodeView, layout: Layout, policy: InUsePolicy) -> Layou
 
 
 def _warned(outlook: LayoutPreview) -> list[str]:
-    lost = [f"The driver cannot reach {each}, which is left unchanged." for each in outlook.lost]
+    lost = [f"The driver cannot reach {each}, so it stays unchanged." for each in outlook.lost]
     return [*outlook.warnings, *lost]
 
 
 def _taken(outlook: LayoutPreview) -> list[str]:
     if not outlook.blockers:
-        return ["Nothing in use is in the way."]
+        return ["Nothing in use blocks the layout."]
     said = {
-        InUsePolicy.WAIT: "These have to end first; the agent waits for them, and gives their devices to no one else:",
+        InUsePolicy.WAIT: "These must end first. The agent waits, and assigns their devices to no one else:",
         InUsePolicy.REFUSE: "The agent refuses the layout while these are in use, and changes nothing:",
-        InUsePolicy.DRAIN: "The agent cordons the node, evicts pods that got these from the device plugin, and waits for others:",
+        InUsePolicy.DRAIN: "The agent cordons the node, evicts pods that use the device plugin, and waits for the others:",
     }[outlook.policy]
     return [said, *(f"{user}." for user in outlook.blockers)]
 
@@ -140,15 +142,15 @@ def _done(outlook: LayoutPreview) -> list[str]:
     now = sum(len(each.now) for each in outlook.gpus)
     if not outlook.blockers:
         return [f"{each.gpu.label}: {'; '.join(map(str, each.now))}." for each in outlook.gpus if each.now]
-    found = [f"At once on {each.gpu.label}: {'; '.join(map(str, each.now))}." for each in outlook.gpus if each.now]
+    found = [f"Immediately on {each.gpu.label}: {'; '.join(map(str, each.now))}." for each in outlook.gpus if each.now]
     if not now and outlook.policy is not InUsePolicy.REFUSE:
-        found.append("Nothing happens at once.")
+        found.append("Nothing happens immediately.")
     if outlook.changing:
-        return [*found, "Another change of its GPUs is in progress; what remains to be done after it is unknown."]
+        return [*found, "Another change to its GPUs is in progress, so the remaining steps are unknown."]
     for each in outlook.gpus:
         rest = [step for step in each.later if step not in each.now]
         if rest:
-            found.append(f"When nothing is in the way, on {each.gpu.label}: {'; '.join(map(str, rest))}.")
+            found.append(f"When nothing blocks the layout, on {each.gpu.label}: {'; '.join(map(str, rest))}.")
     return found
 
 
@@ -156,7 +158,7 @@ def _kept(outlook: LayoutPreview) -> list[str]:
     if outlook.changing:
         return []
     kept = sum(len(each.kept) for each in outlook.gpus)
-    return [f"Kept, with their UUIDs: {counted(kept, 'slice')}." if kept else "No slice is kept."]
+    return [f"Kept, with the same UUIDs: {counted(kept, 'slice')}." if kept else "No slice is kept."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ class NodeLayoutView:
     def _notes(self, told: ViewReport) -> Iterator[str]:
         if told.layouts is not None and told.layouts.heeds_mode and self.node.standing.mode != NodeMode.STATIC:
             mode = self.node.standing.mode or "unknown"
-            yield f"Its mode is {mode}: the agent applies layouts only in mode {NodeMode.STATIC}. What follows is for that mode."
+            yield f"Its mode is {mode}: the agent applies layouts only in mode {NodeMode.STATIC}. This preview is for that mode."
         if self.node.standing.labels.get(REASON_LABEL) == ReportReason.MANAGER_CONFLICT:
             yield _RIVAL
         if told.layouts is not None and told.layouts.turns:
@@ -255,7 +257,7 @@ def node_layouts_page(
         shown.append(
             element(
                 "p",
-                "Choose a layout to see what it would keep, and which slices in use are in its way. This changes nothing.",
+                "Choose a layout to see what it would keep, and which slices in use would block it. This changes nothing.",
             )
         )
     else:
@@ -276,7 +278,7 @@ def outlook_view(node: SeenNode, outlook: LayoutPreview, *, in_words: bool = Tru
     if in_words:
         yield element("ul", [element("li", each) for each in outlook.said])
     if outlook.after:
-        yield element("h2", "Before, and once nothing is in the way")
+        yield element("h2", "Before and after")
         gpus = [each for each in node.overview["gpus"] if each["uuid"] in {one["uuid"] for one in outlook.after}]
         yield from before_and_after(gpus, outlook.after, node.overview["allocations"])
     if kept := list(_kept_slices(outlook)):

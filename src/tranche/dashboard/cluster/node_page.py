@@ -147,7 +147,7 @@ def _facts(node: SeenNode) -> Iterator[tuple[str, Child]]:
     if standing.ready is not None:
         yield "kubelet", "ready" if standing.ready else "not ready"
     if standing.unschedulable:
-        yield "pods", "no new ones: it is cordoned"
+        yield "pods", "no new pods (cordoned)"
     if standing.mode and node.seen is not None:
         yield "mode", standing.mode
     for name, value in standing.labels.items():

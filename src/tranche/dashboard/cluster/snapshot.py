@@ -37,8 +37,8 @@ _HAS_GPUS = (
     "feature.node.kubernetes.io/pci-10de.present",
     "nvidia.com/gpu.product",
 )
-_NEVER = "its agent has sent no report: check that it runs, and that it has --tell-view"
-_UNREADABLE = "its agent's report cannot be read: the agent may have another version"
+_NEVER = "its agent has sent no report: check that it runs with --tell-view"
+_UNREADABLE = "its agent's report cannot be read: the agent may have a different version"
 _SILENT = "its agent has not renewed its report"
 _LONGEST_REASON = 300
 _NO_NODE = "the node is no longer in the cluster"

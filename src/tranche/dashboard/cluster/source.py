@@ -31,7 +31,7 @@ from tranche.kubernetes.telling.told_view import TOLD_LABEL, VIEW, ViewReport, t
 _PACE_SECONDS = 0.25
 _TICK_SECONDS = 2.0
 _LONGEST_FAULT = 300
-_MADE_OUT = "this page cannot read the cluster's data; its log has the reason"
+_MADE_OUT = "this page cannot read the cluster's data; see its log"
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class ClusterSource:
     def _fail(self, error: Exception) -> None:
         fault = f"{type(error).__name__}: {error}"[:_LONGEST_FAULT]
         if fault != self._fault:
-            _log.error("the cluster cannot be made out", exc_info=error)
+            _log.error("cannot interpret the cluster's data", exc_info=error)
         self._fault = fault
         self._lose(_MADE_OUT)
 

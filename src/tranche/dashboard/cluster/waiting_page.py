@@ -37,15 +37,15 @@ from tranche.kubernetes.gated.leases import offered_view
 from tranche.kubernetes.gated.reading import GateFleet
 
 _NO_DEMAND = (
-    "no node that you can see, and that has reported recently, assigns shares on demand: the nodes' mode is static or off, "
+    "no node that you can see and that reported recently assigns shares on demand: the nodes' mode is static or off, "
     "or they offer nothing"
 )
 _NEITHER = "this cluster assigns no shares on demand: it has neither claims nor scheduling gates"
-_UNSAID = "it is unknown why it waits; see this page's log"
+_UNSAID = "the reason is unknown; see this page's log"
 
 _log = logging.getLogger(__name__)
 _VOUCHED = (
-    "Users who may write events in a namespace can write any event about its objects, and in the namespace default "
+    "Users who may write events in a namespace can write any event about its objects, and in the namespace default, "
     "any event about nodes: Kubernetes does not authenticate an event's author."
 )
 
@@ -86,7 +86,7 @@ def explain_pending(
         answer = explain_waiting(pod, gates if pod.asks_at_gate else fleet, backend)
     except Exception:
         # Catch everything: the author of one pod must not take the queue from all others.
-        _log.exception("why a pod waits cannot be said", extra={"pod": str(pod)})
+        _log.exception("cannot explain why a pod waits", extra={"pod": str(pod)})
         answer = FleetExplanation(pod.name, WaitStatus.WAITING, _UNSAID, ())
     return None if answer.status is WaitStatus.NO_GPU else answer
 

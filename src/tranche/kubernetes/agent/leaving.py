@@ -151,7 +151,7 @@ async def _end_agents(cluster: ClusterClient, namespace: str, name: str, patienc
                 await asyncio.sleep(_LOOK_SECONDS)
     except TimeoutError:
         nodes = ", ".join(sorted(set(left.values())))
-        say(f"agents still run on these nodes after {patience:.0f} s and could leave files there: {nodes}")
+        say(f"agents are still running on these nodes after {patience:.0f} s and could leave files there: {nodes}")
     say(f"told the agents on {len(set(pods.values()))} nodes to exit")
     return {*pods.values(), *left.values()}
 
@@ -187,7 +187,7 @@ async def _clean(cluster: ClusterClient, name: str, parts: Collection[str], say:
         return  # the node has left the cluster in the meantime
     counts = f"{len(found.labels)} labels, {len(found.annotations)} annotations"
     say(
-        f"node {name}: {counts}{' and a condition' if found.condition else ''} taken back"
+        f"node {name}: {counts}{' and a condition' if found.condition else ''} cleaned up"
         if found
         else f"node {name}: clean"
     )
@@ -231,7 +231,7 @@ async def give_gpus_back(host: Host, pods: PodRegister, say: Callable[[str], Awa
             if left:
                 await say(
                     f"programs still share {', '.join(left)} through MPS. The MPS daemons keep running until another "
-                    "agent runs on this node. To clean up by hand after the programs exit: stop "
+                    "agent runs on this node. To clean up manually after the programs exit: stop "
                     "nvidia-cuda-mps-control, then run nvidia-smi -c DEFAULT"
                 )
     except (TrancheError, TimeoutError) as error:
@@ -262,7 +262,7 @@ def say_claims_left(kubeconfig: str | None, environ: Mapping[str, str], say: Cal
 
     reader, found = asyncio.run(read())
     if reader.unread:
-        say("cannot tell which pods have GPUs through claims: this account may not read claims")
+        say("cannot tell which pods have GPUs through claims: this account has no permission to read claims")
     pods = sorted({f"{each.namespace}/{name}" for each in found or () if each.given for name in each.pods})
     if pods:
         more = f" and {len(pods) - _NAMED} more" if len(pods) > _NAMED else ""

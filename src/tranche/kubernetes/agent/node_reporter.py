@@ -311,7 +311,9 @@ class GpuUseWatch(Component):
             text = "" if lease is None else use_of_lease(lease)
             return use_from_text(text) if text else NO_USE
         except TrancheError as error:
-            _log.warning("cannot read the recorded GPU use: it starts again from zero", extra={"error": str(error)})
+            _log.warning(
+                "cannot read the recorded GPU use: recording starts again from zero", extra={"error": str(error)}
+            )
             return NO_USE
 
 

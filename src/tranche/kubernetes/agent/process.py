@@ -165,7 +165,7 @@ async def _serve(host: Host, options: AgentOptions, environ: Mapping[str, str]) 
     await connection.aclose()
     if state_folder.lost.is_set():
         raise LedgerUnavailable(
-            state_folder.ready().why, hint="restart the agent; it then finds out which pods hold which GPUs"
+            state_folder.ready().why, hint="restart the agent to find out which pods hold which GPUs"
         )
 
 

@@ -72,7 +72,7 @@ def find_api_server(
     if environ.get("KUBERNETES_SERVICE_HOST") and service_account.is_dir():
         return _in_cluster(environ, service_account)
     raise KubeconfigInvalid(
-        "no Kubernetes API server is known: KUBECONFIG is not set, and this is not a pod",
+        "found no Kubernetes API server: KUBECONFIG is not set, and this is not a pod",
         hint="set KUBECONFIG, or name the file with --kubeconfig",
     )
 
@@ -174,7 +174,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 def _named(configs: _Configs, group: str, kind: str, name: object, where: str) -> _Entry:
     if not name:
         hint = "choose one: kubectl config use-context NAME" if kind == "context" else ""
-        raise KubeconfigInvalid(f"{where} does not say which {kind} to use", hint=hint)
+        raise KubeconfigInvalid(f"{where} does not specify which {kind} to use", hint=hint)
     for config, file in configs:
         entries = config.get(group)
         for entry in entries if isinstance(entries, list) else ():

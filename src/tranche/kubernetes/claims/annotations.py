@@ -71,7 +71,9 @@ def pod_demand(annotations: Mapping[str, str]) -> AnnotatedRequest | None:
     names: dict[str, str] = {}
     for name, option in given.items():
         if option in names:
-            raise UsageError(f"the annotations {names[option]} and {name} mean the same", hint="keep only one of them")
+            raise UsageError(
+                f"the annotations {names[option]} and {name} mean the same thing", hint="keep only one of them"
+            )
         names[option] = name
     try:
         request = parse_request(
@@ -160,7 +162,7 @@ def gate_demand(annotations: Mapping[str, Any], spec: Mapping[str, Any]) -> Gate
     except UsageError as error:
         return GatedRequest(None, error.message, never)
     if demand is None:
-        return GatedRequest(None, "it waits for a share, but no annotation says which", never)
+        return GatedRequest(None, "it waits for a share, but no annotation requests one", never)
     return GatedRequest(demand.request, never, never)
 
 

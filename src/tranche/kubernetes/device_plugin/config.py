@@ -274,9 +274,9 @@ def why_no_cdi(runtime: str, kubelet: str) -> str:
     if oldest is None:
         return f"its container runtime is {runtime or 'unknown'}"
     if not _at_least(version, oldest):
-        return f"its container runtime is {name} {version or '(unknown version)'}, which may not have CDI enabled"
+        return f"its container runtime is {name} {version or '(unknown version)'}, which might not have CDI enabled"
     if not _at_least(kubelet, _KUBELET):
-        return f"its kubelet version is {kubelet or 'unknown'}, and kubelets before 1.31 may not pass CDI names on"
+        return f"its kubelet version is {kubelet or 'unknown'}, and kubelets before 1.31 might not pass on CDI names"
     return ""
 
 

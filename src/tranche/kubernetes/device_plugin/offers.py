@@ -163,7 +163,7 @@ def why_still_cut(view: NodeView, gpu: GpuState) -> str:
     if not gpu.mig_enabled or not ours:
         return ""
     slices = f"{ours} slice{'s' if ours > 1 else ''}"
-    return f"it still has {slices} made on demand; to offer the whole GPU, label the node nvidia.com/mig.config=all-disabled"
+    return f"it still has {slices} created on demand; to offer the whole GPU, label the node nvidia.com/mig.config=all-disabled"
 
 
 Links = Mapping[frozenset[str], int]

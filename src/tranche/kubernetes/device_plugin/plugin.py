@@ -434,15 +434,15 @@ class DevicePlugin:
         if (mode := self._mode) is not NodeMode.STATIC:
             raise GpuBusy(
                 f"the node is in mode {mode}, which offers no device plugin resources",
-                hint="delete the pod; its replacement is scheduled again",
+                hint="delete the pod; the scheduler then places its replacement",
             )
 
     def _refuse_draining(self, devices: Sequence[PluginDevice]) -> None:
         for device in devices:
             if device.uuid in self._inventory.draining:
                 raise GpuBusy(
-                    f"a change in progress is about to take device {device.uuid} away",
-                    hint="delete the pod; its replacement is scheduled again",
+                    f"a change in progress is about to remove device {device.uuid}",
+                    hint="delete the pod; the scheduler then places its replacement",
                 )
 
     async def prefer(

@@ -121,7 +121,7 @@ class DeviceCapacity:
         if amount < self.least or amount < 0:
             return f"the minimum is {self.least}"
         if (amount - self.least) % self.step and amount != self.default:
-            return f"it is allocated in steps of {self.step} from {self.least}"
+            return f"it is allocated in steps of {self.step}, starting at {self.least}"
         return ""
 
 

@@ -159,7 +159,7 @@ def kept_sizes(annotations: Mapping[str, str]) -> tuple[tuple[KeptRoom, ...], st
     try:
         return parse_kept(annotations.get(KEEP_ANNOTATION, "")), ""
     except UsageError as error:
-        return (), f"the annotation {KEEP_ANNOTATION} is invalid, so the node keeps no room: {error.message}"
+        return (), f"the annotation {KEEP_ANNOTATION} is invalid and has no effect: {error.message}"
 
 
 def kept_places(

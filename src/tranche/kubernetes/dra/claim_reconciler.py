@@ -117,7 +117,7 @@ class ClaimReconciler:
             await self._preparer.repair(keeper.uid, lambda held: None if held else self._files.remove(keeper.uid))
 
     def _adopt(self, order: ClaimRequest) -> None:
-        _log.warning("adopted a claim that the register did not have", extra={"claim": str(order.keeper)})
+        _log.warning("adopted a claim that was missing from the register", extra={"claim": str(order.keeper)})
         adopt_share(self._host, order, self._host.observe())
 
     async def _write_again(self, allocation: Allocation) -> None:
@@ -198,7 +198,7 @@ class ClaimReconciler:
                 fallen[uid] = self._fallen[uid]
             evidence = ClaimEvidence(stands, now - fallen.get(uid, now), listed=None if listed is None else False)
             if judge_claim(evidence) is KeeperStatus.GONE:
-                await self._preparer.forget(uid, "its claim has ended, but the kubelet did not give it back")
+                await self._preparer.forget(uid, "its claim has ended, but the kubelet did not release it")
                 fallen.pop(uid, None)
         self._fallen = fallen
         told.publish(frozenset(over & held.keys()))

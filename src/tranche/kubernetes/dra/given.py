@@ -23,7 +23,7 @@ from tranche.kubernetes.node.health import FaultyDevices, faulty
 from tranche.node.claims import ClaimRequest
 from tranche.planning.decide.realise import ChosenDevice, contradicts, parts_of_one_device
 
-_ANEW = "no scheduler allocates that: delete the pod and the claim, then create them again"
+_ANEW = "no scheduler should allocate this: delete the pod and the claim, then create them again"
 _ONE_PART = (
     "create the pod again with one claim for each part, or with one claim for a larger part; "
     f"for parts of different GPUs, add the constraint distinctAttribute: {DRIVER}/{AttributeName.UUID} to the claim"
@@ -76,7 +76,7 @@ def given_devices(
                 )
         found.append(GivenDevice(each, device.grant(each.consumed)))
     if not found:
-        raise AllocationUnknown(f"{wanted} was allocated no device from {DRIVER}")
+        raise AllocationUnknown(f"{wanted} has no allocated device from {DRIVER}")
     for one, other in combinations(found, 2):
         if parts_of_one_device(one.grant, other.grant):
             name = one.allocated.device

@@ -123,11 +123,11 @@ def _of_devices(demands: Sequence[DeviceRequest], node: FleetNode, room: PoolUsa
     if any(each.reason != NodeReason.HELD for each in refusals):
         return next(each for each in refusals if each.reason != NodeReason.HELD)
     if served_together(room_of(room.pool, ()), demands) is None:
-        return NodeFit(node.name, NodeReason.TOO_FEW, "even when free, it cannot serve all requests at once")
+        return NodeFit(node.name, NodeReason.TOO_FEW, "even when free, it cannot serve all requests together")
     if refusals:
         return refusals[0]
     holders = tuple(dict.fromkeys(each.claim.holder for each in room.holdings))
-    text = "it can serve each request alone, but not all at once"
+    text = "it can serve each request separately, but not all together"
     return NodeFit(node.name, NodeReason.HELD, text, holders=holders, could=True)
 
 
@@ -295,7 +295,7 @@ def _ends(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Itera
             if tried > _CLAIMS:
                 return
             if _serves(room.without(claim), demands):
-                yield f"wait for {claim.holder} on node {room.pool.node} to end, which makes enough room"
+                yield f"wait for {claim.holder} on node {room.pool.node} to end; this frees enough room"
 
 
 def _serves(room: PoolUsage, demands: Sequence[DeviceRequest]) -> bool:
@@ -358,9 +358,9 @@ def _changed(
 def _nodes(pod: FleetPod, answers: Sequence[NodeFit]) -> Iterator[str]:
     """Nodes that could serve the pod if it were let onto them."""
     texts = {
-        NodeReason.NODE_CORDONED: "kubectl uncordon {node}: then it can serve the pod",
-        NodeReason.NODE_SELECTOR: "remove the pod's node selector or affinity: then node {node} can serve it",
-        NodeReason.NODE_TAINT: "add a toleration for the taint of node {node}, which can then serve it",
+        NodeReason.NODE_CORDONED: "kubectl uncordon {node}; the node can then serve the pod",
+        NodeReason.NODE_SELECTOR: "remove the pod's node selector or affinity; node {node} can then serve it",
+        NodeReason.NODE_TAINT: "add a toleration for the taint of node {node}; the node can then serve it",
     }
     for reason, text in texts.items():
         first = next((each for each in answers if each.reason == reason and each.could), None)

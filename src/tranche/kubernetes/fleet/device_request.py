@@ -93,7 +93,7 @@ class DeviceRequestOption:
         if self.compute is not None and device.compute is None:
             return DeviceMismatch(Reason.SHARING_UNAVAILABLE, "it cannot limit compute", 3)
         if self.compute is not None and device.compute is not None and device.compute < self.compute:
-            text = f"the request wants {self.compute}% of the compute; the highest limit here is {device.compute}%"
+            text = f"the request asks for {self.compute}% of the compute; the highest limit here is {device.compute}%"
             return DeviceMismatch(Reason.SHARING_UNAVAILABLE, text, 4)
         if self.share is not None and (device.share is None or device.share < self.share):
             return DeviceMismatch(Reason.MEMORY_TOO_SMALL, "its slices are smaller", 4)

@@ -18,7 +18,7 @@ from tranche.kubernetes.fleet.fleet import Fleet, HeldDevice
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod
 
 NOT_ASKED = "nodes that you have no permission to see were not checked"
-_ASKED_AGAIN = "the kubelet retries by itself within 90 s"
+_ASKED_AGAIN = "the kubelet retries automatically within 90 s"
 _UNANSWERED = "rpc error: code ="
 """In the kubelet's words when the driver gave no answer, and so refused nothing."""
 _NAMED = 3
@@ -103,7 +103,7 @@ def explain_pod(pod: FleetPod, fleet: Fleet) -> FleetExplanation:
     over_quota = _OVER_QUOTA in (refused or "")
     if refused and (over_quota or not demands):
         message = f"Kubernetes cannot create the pod's claim: {refused}"
-        remedy = "ask for less, wait until a pod of the namespace ends, or ask for a higher ResourceQuota"
+        remedy = "ask for less, wait until a pod in the namespace ends, or ask for a higher ResourceQuota"
         advice = (remedy,) if over_quota else ()
         return FleetExplanation(str(pod), WaitStatus.WAITING, message, wanted, remedies=advice)
     if not demands:
@@ -164,7 +164,7 @@ def _has(pod: FleetPod, claims: Sequence[FleetClaim], wanted: tuple[str, ...], f
         return FleetExplanation(str(pod), WaitStatus.HAS, "it has another driver's devices", wanted)
     names, node = ", ".join(each.device for each in devices), devices[0].node
     message = (
-        f"the pod has {names}, but node {node} no longer describes its devices: Tranche's agent does not run there"
+        f"the pod has {names}, but node {node} no longer describes its devices: Tranche's agent is not running there"
     )
     return FleetExplanation(str(pod), WaitStatus.HAS, message, wanted)
 
@@ -186,7 +186,9 @@ def _preparing(pod: FleetPod, node: str, wanted: tuple[str, ...], given: tuple[H
     else:
         message = f"it was allocated devices; node {node} has not prepared them yet"
     if pod.refusal is None:
-        notes = (f"your account may not read events in {pod.namespace}, where the node reports why it refuses",)
+        notes = (
+            f"your account has no permission to read events in {pod.namespace}, where the node reports why it refuses",
+        )
     return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, given, remedies=advice, notes=notes)
 
 
@@ -204,7 +206,7 @@ def _waits(
         found = replace(found, remedies=remedies(pod, demands, answers, nodes, rooms))
     if not any(wanted.unread for demand in demands for wanted in demand.alternatives):
         return found
-    found = replace(found, notes=(*notes, f"the scheduler says: {pod.message or 'nothing yet'}"))
+    found = replace(found, notes=(*notes, f"the scheduler reports: {pod.message or 'nothing yet'}"))
     if found.get is None:
         return found
     message = f"node {found.get.node} can serve it, subject to a condition that only the scheduler can evaluate"
@@ -277,12 +279,12 @@ def _notes(demands: Sequence[DeviceRequest], fleet: Fleet, claims: Sequence[Flee
             yield f"the configuration of claim {claim.namespace}/{claim.name} is not for Tranche: {claim.ignored}"
     for what in fleet.unread:
         yield (
-            f"your account may not read {what}; devices that they hold count as free"
+            f"your account has no permission to read {what}; devices that they hold count as free"
             if "claims" in what
-            else (f"your account may not read {what}")
+            else (f"your account has no permission to read {what}")
         )
     for each in dict.fromkeys(text for demand in demands for wanted in demand.alternatives for text in wanted.unread):
-        yield f"a condition of the claim counts as met, because Tranche cannot evaluate it: {each}"
+        yield f"Tranche cannot evaluate a condition of the claim, and treats it as met: {each}"
 
 
 def head_lines(found: FleetExplanation) -> Iterator[str]:

@@ -70,7 +70,7 @@ def _for_ever(pod: FleetPod, wanted: tuple[str, ...], message: str, advice: str)
 def explain_gated(pod: FleetPod, request: Request | None, fleet: GateFleet) -> FleetExplanation:
     """Why the pod waits, or what was chosen for it. `request` is None when the pod's request is unknown. Pure."""
     wanted = () if request is None else (str(request),)
-    notes = tuple(f"your account may not read {what}" for what in fleet.unread)
+    notes = tuple(f"your account has no permission to read {what}" for what in fleet.unread)
     if pod.phase in ("Succeeded", "Failed"):
         return FleetExplanation(str(pod), WaitStatus.FINISHED, "it has ended and holds no devices", wanted)
     if not pod.gated:

@@ -35,7 +35,7 @@ class StrandedPodWatch(Component):
             try:
                 await self._look()
             except TrancheError as error:
-                _log.info("cannot tell pods why they stay gated", extra={"reason": error.reason, "error": str(error)})
+                _log.info("cannot record why pods stay gated", extra={"reason": error.reason, "error": str(error)})
             await self._connection.sleep(LOOK_SECONDS * (0.5 + self._connection.random()))
 
     async def _look(self) -> None:

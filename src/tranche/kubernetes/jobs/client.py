@@ -16,6 +16,7 @@ from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job, decode_job_
 
 _DRY_RUN = {"dryRun": "All"}
 _BACKGROUND = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+_NOT_OURS = "was not created by tranche submit"
 
 
 class JobClient:
@@ -68,9 +69,7 @@ class JobClient:
         if found is None:
             raise await self._unknown(namespace, name)
         if JOB_LABEL not in (found["metadata"].get("labels") or {}):
-            raise KubernetesNotFound(
-                f"Job {namespace}/{name} was not made by tranche submit", hint="manage it with kubectl"
-            )
+            raise KubernetesNotFound(f"Job {namespace}/{name} {_NOT_OURS}", hint="manage it with kubectl")
         return decode_job(found)
 
     async def pods(self, namespace: str, name: str) -> tuple[JobPod, ...]:
@@ -128,7 +127,7 @@ class JobClient:
         try:
             await self.job(namespace, name)
         except KubernetesNotFound as error:
-            if "was not made by" in error.message:
+            if _NOT_OURS in error.message:
                 raise
 
     async def _unknown(self, namespace: str, name: str) -> TrancheError:

@@ -105,12 +105,12 @@ async def _word_of_queue(reader: ClusterReader, job: KubeJob) -> str:
     within = f"{KUEUE}/namespaces/{job.namespace}"
     queues = await reader.names("Kueue's queues", f"{within}/localqueues")
     if queues is not None and job.queue not in queues:
-        return f"it waits for Kueue's queue {job.queue}, which does not exist"
+        return f"it waits for the Kueue queue {job.queue}, which does not exist"
     own = {"labelSelector": f"kueue.x-k8s.io/job-uid={job.uid}"}
     workloads = await reader.objects("Kueue's workloads", f"{within}/workloads", **own)
     conditions = [each for workload in workloads or () for each in part(workload, "status").get("conditions") or ()]
     why = next((str(each.get("message") or "") for each in conditions if each.get("type") == "QuotaReserved"), "")
-    return f"it waits in Kueue's queue {job.queue}" + (f": {why}" if why else "")
+    return f"it waits in the Kueue queue {job.queue}" + (f": {why}" if why else "")
 
 
 async def _warnings(reader: ClusterReader, namespace: str, pods: Sequence[JobPod]) -> tuple[str, ...]:

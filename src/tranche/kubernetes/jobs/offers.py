@@ -29,7 +29,7 @@ async def share_backend(api: ApiConnection) -> AllocationBackend:
         if nodes is None or any(map(handed_out, nodes)):
             return backend
         raise ClaimsUnavailable(
-            "no node in this cluster hands out shares on demand",
+            "no node in this cluster assigns shares on demand",
             hint="ask the cluster's administrator to install Tranche's chart with dra.enabled and controller.enabled, or "
             "request static slices: nvidia.com/mig-<profile>",
         )
@@ -51,7 +51,7 @@ async def offered_cards(api: ApiConnection, request: Request) -> tuple[SharedGpu
     devices = await _devices(reader)
     if reader.unread:
         raise KubernetesForbidden(
-            f"your account may not read ResourceSlices, and the memory of {request} depends on the cluster's GPU sizes",
+            f"your account has no permission to read ResourceSlices, and the memory of {request} depends on GPU sizes",
             hint="ask for an amount with --gpu-memory",
         )
     return shared_cards(devices, request.gpu_model)
@@ -104,7 +104,7 @@ async def check_queue(api: ApiConnection, namespace: str, queue: str) -> None:
     if queue in names or reader.unread:
         return
     raise KubernetesNotFound(
-        f"namespace {namespace} has no queue '{queue}' of Kueue",
+        f"namespace {namespace} has no Kueue queue '{queue}'",
         hint="this cluster has no Kueue 0.19 or newer"
         if found is None
         else f"{did_you_mean(queue, names)}its queues: {', '.join(names) or 'none'}",

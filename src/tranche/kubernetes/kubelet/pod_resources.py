@@ -95,7 +95,7 @@ class PodResourcesClient:
                 answer = await ask(ListPodResourcesRequest(), timeout=_TIMEOUT_SECONDS)
             except grpc.aio.AioRpcError as error:
                 raise KubeletUnavailable(
-                    f"the kubelet does not say which pod holds which device: {error.details() or error.code().name}",
+                    f"the kubelet does not report which pod holds which device: {error.details() or error.code().name}",
                     hint=f"check that the kubelet is running, and that {self._socket} is its pod-resources socket",
                 ) from error
         if not before or self.run() != before:

@@ -269,7 +269,7 @@ def _change(situation: NodeObservation, layout: Layout, change: LayoutDecision) 
         return _cut(situation, change, digest, draining)
     refs = [ref for user in change.blockers for ref in pods_of(user)]
     users = describe_users(change.blockers, situation.eviction_answers)
-    report = Report(MigState.PENDING, ReportReason.IN_USE, f"{change.purpose} waits for what is in use: {users}")
+    report = Report(MigState.PENDING, ReportReason.IN_USE, f"{change.purpose} is waiting: {users}")
     return _evict_or_wait(situation, report, refs, draining)
 
 

@@ -294,7 +294,7 @@ class MigManager:
         if self._services.state_problem.synced and self._services.state_problem.value:
             return LedgerUnavailable(self._services.state_problem.value, hint="see: tranche doctor")
         if not self.layouts.synced:
-            hint = "see the agent's log; its manifest grants the right to read ConfigMaps in its namespace"
+            hint = "see the agent's log, and check that its account can read ConfigMaps in its namespace"
             return KubernetesUnavailable(f"cannot read the layouts in ConfigMap {self._config_map}", hint=hint)
         inventory = self._services.inventory
         if inventory.latest.synced:

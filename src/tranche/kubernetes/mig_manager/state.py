@@ -135,7 +135,7 @@ def partitioned_by_system(node: KubeNode, view: NodeView) -> str | None:
         return None
     if all(gpu.key(instance) in view.owned for gpu in view.node for instance in gpu.instances):
         return None
-    return f"{node.os_image}, which made the GPU instances through settings.kubelet-device-plugins.nvidia"
+    return f"{node.os_image}, which created the GPU instances through settings.kubelet-device-plugins.nvidia"
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,6 @@ def _xids(text: str, name: str) -> tuple[frozenset[int], bool]:
         if word in _ALL:
             continue
         if not word.isdecimal():
-            raise PluginConfigInvalid(f"{name}: '{word}' is not an XID", hint="list XID numbers, or write: all")
+            raise PluginConfigInvalid(f"{name}: '{word}' is not an XID", hint="specify XID numbers, or all")
         numbers.add(int(word))
     return frozenset(numbers), any(word in _ALL for word in words)

@@ -123,7 +123,7 @@ def _without_mig(advertised: Advertisement, rules: ReplicaPolicy) -> list[str]:
     if not gpus or any(gpu.mig_capable for gpu in gpus):
         return []
     names = (rule.name for rule in rules.resources if rule.name.startswith(_SLICES))
-    return [f"{name} is not offered: no GPU of this node has MIG" for name in names]
+    return [f"{name} is not offered: no GPU of this node supports MIG" for name in names]
 
 
 def _why_not_shared(device: PluginDevice, rule: SharedResource, means: MachineSharing, use: GpuPolicy) -> str:

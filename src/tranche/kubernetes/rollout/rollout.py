@@ -119,7 +119,7 @@ class OwnTicket:
                 return await action()
             except TrancheError as error:
                 self._sure = False
-                _log.info("cannot keep the rollout ticket", extra={"reason": error.reason, "error": str(error)})
+                _log.info("cannot update the rollout ticket", extra={"reason": error.reason, "error": str(error)})
                 await self._sleep(_PAUSE_SECONDS * (1 + self._random()))
 
     async def _keep(self) -> None:

@@ -216,7 +216,7 @@ def parse_budget(text: str) -> RolloutLimit:
     found = _TEXT.fullmatch(text.strip())
     if found is None or (found[2] and int(found[1]) > 100):
         raise UsageError(
-            f"'{text}' is not a number of nodes", hint="give the most that can change at once, such as 3 or 10%"
+            f"'{text}' is not a number of nodes", hint="specify how many nodes can change at once, such as 3 or 10%"
         )
     return RolloutLimit(int(found[1]), bool(found[2]))
 

@@ -75,11 +75,11 @@ LONG_SECONDS = 600
 """A layout that has been pending for longer is worth a look."""
 
 _HINTS = {
-    "GpuBusy": "end the pods or programs that the message names; with migManager.inUse=drain the agent evicts pods",
+    "GpuBusy": "end the pods or programs that the message names; with migManager.inUse=drain, the agent evicts pods",
     "ManagerConflict": "another MIG manager changes this node's GPUs: remove it, or set migManager.enabled=false here",
     "LayoutUnknown": "correct the label, or add the layout to the ConfigMap of layouts",
     "LayoutImpossible": "the layout does not fit this GPU; on the node, tranche layout plan shows why",
-    "WaitingForOperands": "the cluster's own GPU pods that the message names have to end first",
+    "WaitingForOperands": "the cluster's own GPU pods that the message names must end first",
     "WaitingForTurn": "rollout.maxUnavailable limits how many nodes change at once; the message names the nodes ahead",
     "RebootForMigMode": "reboot the node, or set migManager.withReboot=true",
 }
@@ -126,7 +126,7 @@ def _layout(node: KubeNode, wanted: str, now: datetime) -> ClusterFinding:
         "layout",
         Status.FAIL,
         f"layout {wanted} is requested, but no agent has responded",
-        "check the node's agent; with migManager.enabled=false it ignores the label",
+        "check the node's agent; with migManager.enabled=false, it ignores the label",
         nodes,
     )
 
@@ -148,7 +148,7 @@ def _check_turns(facts: ClusterFacts) -> Iterator[ClusterFinding]:
             yield ClusterFinding(
                 "turns",
                 Status.FAIL,
-                f"its layout change failed in its turn; {waiting} other nodes wait until it succeeds",
+                f"its layout change failed; {waiting} other nodes wait until it succeeds",
                 f"see its layout above; to continue without it: {lease} {GO_ON_ANNOTATION}=yes",
                 (node,),
             )

@@ -112,7 +112,7 @@ def gating(pod: Json, demand: AnnotatedRequest, take_over: Collection[str] = ())
     if kind == "initContainers":
         raise UsageError(
             f"'{container.get('name')}' is an init container, but only a regular container can receive a share",
-            hint="name one of spec.containers",
+            hint="name a container in spec.containers",
         )
     return [*_gate(spec), *_resource(f"/spec/{kind}/{position}", container), *_scheduler_patch(spec, take_over)]
 

@@ -175,13 +175,13 @@ class PodWebhook:
 def _not_counted(request: Request, counted: str = "") -> UsageError:
     return UsageError(
         f"the annotations request {request}, but Kueue counted {counted or 'no share'} for this pod",
-        hint="create its Job again: what a Job requests is counted when it is created",
+        hint="create its Job again: Kueue counts a Job's request when the Job is created",
     )
 
 
 def _refuse_backend(backend: AllocationBackend | None) -> None:
     if backend is None:
-        raise KubernetesUnavailable("the controller does not know yet how this cluster assigns shares")
+        raise KubernetesUnavailable("the controller does not yet know how this cluster assigns shares")
     if backend is AllocationBackend.NONE:
         raise UsageError(
             "this cluster assigns no shares on demand: it has neither claims nor scheduling gates",

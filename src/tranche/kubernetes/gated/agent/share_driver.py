@@ -208,7 +208,7 @@ def order_for(keeper: PlacedPodKeeper, grants: Sequence[Grant]) -> ClaimRequest:
     """The pod's claim request; AllocationUnknown when a pod cannot be handed these grants."""
     found: tuple[ChosenDevice, ...] = tuple(each for each in grants if not isinstance(each, ComputeSlice))
     if len(found) != len(grants) or not found:
-        raise AllocationUnknown("the chosen share is not one that a pod can use")
+        raise AllocationUnknown("a pod cannot use the chosen share")
     return ClaimRequest(keeper, nearest_request(found), found)
 
 
@@ -283,7 +283,7 @@ class ShareReconciler:
         for keeper in filed:
             pod = (stand or {}).get(keeper.uid)
             if pod is not None and not pod.finished and keeper.uid in chosen:
-                _log.warning("adopted a pod that the register did not have", extra={"pod": str(keeper)})
+                _log.warning("adopted a pod that was missing from the register", extra={"pod": str(keeper)})
                 await asyncio.to_thread(self._adopt, order_for(keeper, chosen[keeper.uid].grants))
 
     async def _standing(self) -> Mapping[str, KubePod] | None:

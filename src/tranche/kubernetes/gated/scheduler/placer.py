@@ -146,18 +146,18 @@ _CHOSEN = re.compile(rf"\b{CHOSEN}[0-9a-zA-Z-]+")
 
 
 def waiting_text(found: UnplacedPod) -> str:
-    """`no node can give --gpu-memory 4Gi now: ...`, with nodes grouped by reason."""
+    """`no node can serve --gpu-memory 4Gi now: ...`, with nodes grouped by reason."""
     groups: dict[str, list[str]] = {}
     for node, reason in sorted(found.reasons.items()):
-        groups.setdefault(_CHOSEN.sub("another pod, for which it is chosen", reason), []).append(node)
+        groups.setdefault(_CHOSEN.sub("another pod that it was chosen for", reason), []).append(node)
     if not groups:
         return f"{found.pod.request} waits: no agent reports GPUs for gated pods"
-    now = "now" if found.possible else "in its present setup"
+    now = "now" if found.possible else "in its current setup"
     largest = sorted(groups.items(), key=lambda each: (-len(each[1]), each[1]))
     texts = [f"{_names(nodes)}: {shortened(reason, _LONGEST_REASON)}" for reason, nodes in largest[:_MOST_NODES]]
     left_out = sum(len(nodes) for _, nodes in largest[_MOST_NODES:])
     more = f"; and {left_out} more nodes" if left_out else ""
-    return f"no node can give {found.pod.request} {now}: {'; '.join(texts)}{more}"
+    return f"no node can serve {found.pod.request} {now}: {'; '.join(texts)}{more}"
 
 
 def _names(nodes: list[str]) -> str:

@@ -337,7 +337,7 @@ class PlacingLeader(Component):
                 if await self._leadership.try_to_lead():
                     await self._lead()
             except TrancheError as error:
-                _log.info("not leading the choice of shares", extra={"reason": error.reason, "error": str(error)})
+                _log.info("cannot lead the choice of shares", extra={"reason": error.reason, "error": str(error)})
             await asyncio.sleep(_TRY_SECONDS * (0.5 + self._random()))
 
     async def _lead(self) -> None:

@@ -155,7 +155,7 @@ def _versions(agents: AgentSetFacts, own_version: str) -> Iterator[ClusterFindin
             yield ClusterFinding(
                 "agent-version",
                 Status.WARN,
-                f"the agents run {len(images)} different images; here {pods[0].image} ({image_id[-12:]})",
+                f"the agents run {len(images)} different images; these run {pods[0].image} ({image_id[-12:]})",
                 f"an upgrade is in progress or stuck: {status}",
                 *_where(*pods),
             )
@@ -196,7 +196,7 @@ def _where(*pods: PodFacts) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(pod.node for pod in pods if pod.node), tuple(map(str, pods))
 
 
-_WITHOUT = "Kubernetes refuses pods with annotations, and in a cluster without claims no shares are chosen"
+_WITHOUT = "Kubernetes refuses pods with annotations, and a cluster without claims assigns no shares"
 
 
 def check_controllers(facts: ClusterFacts) -> Iterator[ClusterFinding]:
@@ -241,7 +241,7 @@ def _rights(agents: AgentSetFacts) -> Iterator[ClusterFinding]:
         yield ClusterFinding("rights", Status.FAIL, text, hint)
     if len(needed) < len(agents.lacking):
         hint = "everything else works; to grant this permission, install the chart's Role in the namespace default"
-        yield ClusterFinding("rights", Status.WARN, f"{account} may not record events for nodes", hint)
+        yield ClusterFinding("rights", Status.WARN, f"{account} cannot record events for nodes", hint)
     if not agents.lacking:
         yield ClusterFinding("rights", Status.PASS, f"{account} has all rights that its options need")
 

@@ -95,7 +95,7 @@ def _conditions(node: KubeNode) -> Iterator[ClusterFinding]:
         if each.type in _BAD_WHEN_TRUE and each.status == "True":
             wrong.append((Status.FAIL, f"{each.type}: {each.message}", "free the resource that the node lacks"))
     if CORDON_ANNOTATION in node.annotations:
-        hint = "the agent uncordons it when the layout is active; after a failure, when the label changes"
+        hint = "the agent uncordons it when the layout is active or, after a failure, when the label changes"
         wrong.append((Status.WARN, "is cordoned by its agent to make room for a layout", hint))
     elif node.unschedulable:
         wrong.append((Status.WARN, "is cordoned", f"kubectl uncordon {node.name}"))
@@ -112,7 +112,7 @@ def _skew(node: KubeNode, server: str) -> Iterator[ClusterFinding]:
             "versions",
             Status.FAIL,
             f"its kubelet has version {node.kubelet_version}, and the API server {server}",
-            f"Kubernetes supports kubelets up to {_SKEW} minor versions older than the API server, and none newer",
+            f"Kubernetes supports kubelets up to {_SKEW} minor versions older than the API server, but none newer",
             (node.name,),
         )
 
@@ -204,7 +204,7 @@ def _of(node: KubeNode, *, served: bool) -> Iterator[tuple[Status, str, str]]:
     why = "the agent reports them as unhealthy" if served else "the node has no agent"
     hint = (
         "this is normal for half a minute after the GPUs change; after that, kubectl get events "
-        f"--field-selector=involvedObject.name={node.name} names the GPU and the XID"
+        f"--field-selector=involvedObject.name={node.name} shows the GPU and the XID"
         if served
         else "until it restarts, the kubelet lists a removed agent's resources with 0 allocatable"
     )
@@ -220,7 +220,7 @@ def _of(node: KubeNode, *, served: bool) -> Iterator[tuple[Status, str, str]]:
             yield Status.WARN, text, _FOLLOWS
 
 
-_FOLLOWS = "the kubelet normally follows within seconds; otherwise search the agent's log for registration and withdrawn devices"
+_FOLLOWS = "the kubelet normally catches up within seconds; if not, search the agent's log for registration and withdrawn devices"
 
 
 def _labelled(node: KubeNode) -> Iterator[tuple[str, int]]:
@@ -237,7 +237,7 @@ def _labelled(node: KubeNode) -> Iterator[tuple[str, int]]:
 _PART = "device-plugin"
 _OPTION = "--device-list-strategy"
 _HINT = (
-    "upgrade to containerd 2.0 or CRI-O 1.28 and Kubernetes 1.31, which support CDI; until then make the NVIDIA "
+    "upgrade to containerd 2.0 or CRI-O 1.28 and Kubernetes 1.31, which support CDI; until then, make the NVIDIA "
     "container toolkit ignore the variable: see docs/reference/device-plugin.md"
 )
 
