@@ -95,7 +95,7 @@ def test_a_model_that_is_not_there_names_those_that_are(two_a100: TestMachine) -
 def test_a_part_of_a_gpu_without_mig_is_refused_by_name(make_machine: MakeMachine) -> None:
     machine = make_machine("T4")
     hard = machine.tranche("run", "--gpu-memory", "2G", "--isolation", "hard", *COMMAND, code=33)
-    says(hard, "has no MIG, and only MIG gives part of a GPU hard isolation")
+    says(hard, "does not support MIG, and a part with hard isolation requires MIG")
 
 
 def test_shares_that_add_up_to_more_than_the_card_are_refused() -> None:
@@ -104,7 +104,7 @@ def test_shares_that_add_up_to_more_than_the_card_are_refused() -> None:
             machine.hold("--gpu", "0.5")
             before = machine.changes(), machine.json("ps")["allocations"]
             done = machine.tranche("run", "--no-wait", "--gpu", "0.6", *COMMAND, code=32)
-            says(done, "7.24 GiB free of the 14.49 GiB that are shared, but the request needs 8.69 GiB")
+            says(done, "7.24 GiB free of 14.49 GiB shared, but the request needs 8.69 GiB")
             assert (machine.changes(), machine.json("ps")["allocations"]) == before
             assert machine.json("ps")["waiters"] == []
         finally:

@@ -46,8 +46,8 @@ def test_the_simulated_driver_agrees_with_the_catalogue(make_machine: MakeMachin
 
 def test_lines_of_equal_gpus_are_joined(make_machine: MakeMachine) -> None:
     lines = make_machine("A30-24GB", "T4", "A30-24GB", "A30-24GB").tranche("doctor").stdout.splitlines()
-    assert "pass  GPU 0, 2-3: NVIDIA A30: MIG mode is disabled, a change needs a reset" in lines
-    assert "pass  GPU 1: Tesla T4 has no MIG: Tranche gives it whole or in parts" in lines
+    assert "pass  GPU 0, 2-3: NVIDIA A30: MIG mode is disabled; changing it needs a reset" in lines
+    assert "pass  GPU 1: Tesla T4 does not support MIG: Tranche grants it whole or in parts" in lines
 
 
 def test_a_sound_machine_leads_to_a_first_run(make_machine: MakeMachine) -> None:

@@ -43,7 +43,7 @@ def test_a_lost_gpu_is_an_event_once_and_so_is_its_return(two_a100: TestMachine,
             found()
             == [
                 ("GpuLost", uuid, "GPU 1: the driver has lost it"),
-                ("GpuRecovered", uuid, "GPU 1: the driver has it again"),
+                ("GpuRecovered", uuid, "GPU 1: the driver can reach it again"),
             ]
             * round
         )

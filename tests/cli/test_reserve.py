@@ -158,7 +158,7 @@ def test_an_agents_machine_has_no_reservations(two_a100: TestMachine) -> None:
         refused = two_a100.tranche(*ADD, "--gpus", "1", code=UsageError.exit_code).stderr
     finally:
         lock.release()
-    assert "pods do not obey reservations" in refused
+    assert "pods ignore reservations" in refused
 
 
 def test_the_zone_of_the_machine_is_said(two_a100: TestMachine) -> None:

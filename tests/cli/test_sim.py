@@ -305,5 +305,5 @@ def test_a_machine_of_another_version_is_named_as_the_reason(tmp_path: Path) -> 
         file.write((2**31).to_bytes(4, "little"))
     done = tranche("--simulate", "g4dn.xlarge", "gpus")
     assert done.returncode != 0
-    assert "another version created it; remove it with: tranche sim destroy" in done.stderr
+    assert "another version of Tranche created it; remove it with: tranche sim destroy" in done.stderr
     tranche.succeed("sim", "destroy", "g4dn.xlarge")

@@ -35,7 +35,7 @@ $ until [ "$(kubectl get nodes -o jsonpath='{..allocatable.tranche\\.dev/share}'
 …
 $ until ! tranche gpus --cluster | grep -q default/small; do sleep 1; done
 """,
-    "others hold everything suitable on its 8 GPUs (56 places)": "0 memory slices free of 8, 1g.5gb takes 1",
+    "others hold everything suitable on its 8 GPUs (56 places)": "0 of 8 memory slices free, but 1g.5gb needs 1",
     "  1. wait for pod default/big-… on node p4d to end; this frees enough room\n": (
         "  1. on node p4d: wait for pod default/big-… to end\n"
     ),

@@ -23,12 +23,12 @@ MACHINE = MachineFacts("580.95.05", (13, 0), (), "", privileged=True)
         (MACHINE._replace(driver="495.29"), ""),
         (MACHINE._replace(driver=""), "the driver does not report its version"),
         (MACHINE._replace(missing=("nvidia-cuda-mps-server",)), "nvidia-cuda-mps-server is not installed"),
-        (MACHINE._replace(privileged=False), "only root may set a GPU's compute mode"),
+        (MACHINE._replace(privileged=False), "only root can set a GPU's compute mode"),
         (MACHINE._replace(capabilities="compute,utility"), ""),
         (MACHINE._replace(capabilities="all"), ""),
         (
             MACHINE._replace(capabilities="utility", missing=("nvidia-cuda-mps-control",)),
-            "NVIDIA_DRIVER_CAPABILITIES=utility gives this container no CUDA; the chart's shareByMps=true does",
+            "NVIDIA_DRIVER_CAPABILITIES=utility does not give this container CUDA; set the chart's shareByMps=true",
         ),
     ],
 )

@@ -112,7 +112,7 @@ def test_skipping_the_reset_leaves_the_mode_pending_and_fails(bench: MakeBench) 
     b = bench(boards=("A100-40GB",))
     outcome = b.layout("apply", "-c", "all-3g.20gb", "--skip-reset")
     assert outcome.code == 25
-    assert "is set but pending" in outcome.stderr
+    assert "is pending because resets are skipped" in outcome.stderr
     gpu = b.observe().gpus[0]
     assert (gpu.mode, gpu.pending_mode) == (MigMode.DISABLED, MigMode.ENABLED)
     assert b.layout("apply", "-c", "all-3g.20gb", "-s", "-m").code == 0

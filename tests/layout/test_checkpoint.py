@@ -110,7 +110,7 @@ def _entry(profile: int, start: int, size: int, *computes: int) -> dict[str, obj
     ("checkpoint", "message"),
     [
         (_recorded([], "GPU-elsewhere"), "names GPU-elsewhere, which is not on this machine"),
-        (_recorded([], uncuttable_gpu(1).uuid), "which has no MIG"),
+        (_recorded([], uncuttable_gpu(1).uuid), "which does not support MIG"),
         (_recorded([_entry(10, 0, 1, 0)]), "has no GPU-instance profile 10"),
         (_recorded([_entry(0, 0, 1, 3)]), "has no compute-instance profile 3"),
         (_recorded([_entry(2, 2, 4, 2)]), "which is not possible"),

@@ -55,7 +55,7 @@ def entry(text: str) -> str:
         ("", 11, "stdin has no layouts"),
         (f"version: v1\nmig-configs: {{a: [{{{ENTRY}}}], b: [{{{ENTRY}}}]}}", 11, "missing required flag 'selected-config'"),
         (entry("devices: all, mig-enabled: yes, mig-devices: {9g.99gb: 1}"), 30, "no GPU on this machine offers the profile"),
-        (entry("devices: all, mig-enabled: yes, mig-devices: {1g.10gb: 8}"), 12, "it takes at most 7x 1g.10gb"),
+        (entry("devices: all, mig-enabled: yes, mig-devices: {1g.10gb: 8}"), 12, "it has room for at most 7x 1g.10gb"),
         (entry("devices: all, mig-enabled: yes, mig-devices: {7g.80gb: 1, 1g.10gb: 1}"), 12, "GPU 0 (NVIDIA H100"),
     ],
 )  # fmt: skip

@@ -372,14 +372,14 @@ def test_a_lost_gpu_keeps_a_layout_from_being_complete_only_when_it_is_named() -
 @pytest.mark.parametrize(
     ("of", "slices", "reason"),
     [
-        (H100, ["1g.10gb"] * 8, "it takes at most 7x 1g.10gb"),
-        (H100, ["1g.10gb+me"] * 2, r"it takes at most 1x 1g.10gb\+me"),
-        (H100, ["7g.80gb", "1g.10gb"], "they need 9 memory slices, and it has 8"),
-        (H100, ["3g.40gb", "3g.40gb", "1g.10gb"], "they need 9 memory slices, and it has 8"),
+        (H100, ["1g.10gb"] * 8, "it has room for at most 7x 1g.10gb"),
+        (H100, ["1g.10gb+me"] * 2, r"it has room for at most 1x 1g.10gb\+me"),
+        (H100, ["7g.80gb", "1g.10gb"], "they need 9 memory slices, but it has only 8"),
+        (H100, ["3g.40gb", "3g.40gb", "1g.10gb"], "they need 9 memory slices, but it has only 8"),
         (RTX, ["1g.24gb+me.all", "1g.24gb"], "exclude each other"),
-        (H100, ["4c.4g.40gb", "4g.40gb"], "it takes at most 1x 4g.40gb"),
+        (H100, ["4c.4g.40gb", "4g.40gb"], "it has room for at most 1x 4g.40gb"),
         (H100, ["2g.20gb", "2g.20gb", "2g.20gb", "1g.20gb", "1g.10gb"], "need 9 memory slices"),
-        (A100, ["1g.5gb"] * 1000, "it takes at most 7x 1g.5gb"),
+        (A100, ["1g.5gb"] * 1000, "it has room for at most 7x 1g.5gb"),
     ],
 )
 def test_what_no_gpu_can_hold_is_impossible_and_says_why(of: Board, slices: list[str], reason: str) -> None:

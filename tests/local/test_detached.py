@@ -160,7 +160,7 @@ def test_a_request_that_is_refused_is_an_error_and_no_run(detaching: Detaching, 
 def test_a_name_is_for_one_run(detaching: Detaching) -> None:
     detaching.detach("exec sleep 600")
     code, said = detaching.tranche(f"run --detach --name exp7 {HALF} -- true")
-    assert (code, "already have a detached run exp7, which is running" in said) == (UsageError.exit_code, True)
+    assert (code, "already have a detached run named exp7, which is running" in said) == (UsageError.exit_code, True)
     assert len(shares(detaching.machine)) == 1
     os.kill(detaching.machine.one_running()["pid"], signal.SIGKILL)
     assert detaching.tranche("job wait exp7")[0] == 128 + signal.SIGKILL
@@ -285,7 +285,7 @@ def test_a_run_with_processes_left_does_not_start_again(detaching: Detaching) ->
     detaching.detach("sleep 600 & exit 3")
     assert detaching.tranche("job wait exp7")[0] == 3
     code, said = detaching.tranche("job restart exp7")
-    assert (code, "processes that it started still run" in said) == (UsageError.exit_code, True), said
+    assert (code, "processes that it started are still running" in said) == (UsageError.exit_code, True), said
     detaching.detach("true", name="other")
     os.kill(detaching.machine.one_running()["pid"], signal.SIGKILL)
 
@@ -380,7 +380,7 @@ def test_a_symbolic_link_or_another_users_folder_is_not_used(detaching: Detachin
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(elsewhere)
     code, said = detaching.tranche(f"run --detach {HALF} -- true")
-    assert (code, "cannot keep a detached run in" in said) == (OutputUnwritable.exit_code, True)
+    assert (code, "cannot store a detached run in" in said) == (OutputUnwritable.exit_code, True)
     assert list(elsewhere.iterdir()) == []
     link.unlink()
     link.mkdir()

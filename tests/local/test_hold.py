@@ -448,5 +448,5 @@ def test_a_share_that_is_lost_before_the_holder_runs_is_an_error_with_words() ->
         launch.starting({"CUDA_VISIBLE_DEVICES": "MIG-1"})
         os._exit(ServiceUnavailable.exit_code)
 
-    with pytest.raises(ServiceUnavailable, match="lost before this session had it"):
+    with pytest.raises(ServiceUnavailable, match="lost before this session received it"):
         hold(run, str, 1)

@@ -232,7 +232,7 @@ def test_a_warning_comes_five_minutes_before_an_idle_hold_ends(tmp_path: Path) -
         share.look()
         assert share.idle() == 2400
         assert share.said == [
-            "this hold has been idle for 40m: Tranche ends it in 5m, unless a program uses its GPU before then"
+            "this hold has been idle for 40m: Tranche will end it in 5m unless a program uses its GPU"
         ]
         share.look_for(240)
         assert share.ended == []
@@ -281,7 +281,7 @@ def test_an_idle_hold_ends_with_its_programs_and_only_once(tmp_path: Path) -> No
         try:
             host.set_holder(held, holder.pid)
             limit = TimeLimit(host, held.allocation, OwnWorkload(["sleep"], os.environ), said.append, grace=5.0)
-            wait_until(lambda: limit.programs() == f" with sleep (pid {program.pid})")  # an exec takes a moment
+            wait_until(lambda: limit.programs() == f" along with sleep (pid {program.pid})")  # an exec takes a moment
             share.want(IdlePolicy(600, ends=True))
             watch = IdleWatch(host, held.allocation, warned.append, programs=limit.programs)
             for _ in range(6):
@@ -297,7 +297,7 @@ def test_an_idle_hold_ends_with_its_programs_and_only_once(tmp_path: Path) -> No
                 each.wait()
         assert limit.why == "it was idle for 45m"
         assert limit.ended_hold()
-        assert f"Tranche ends it with sleep (pid {program.pid}) in 5m, unless " in warned[0]
+        assert f"Tranche will end it along with sleep (pid {program.pid}) in 5m unless " in warned[0]
         assert said == ["this hold is idle: Tranche sends SIGTERM to this command, and SIGKILL after 5 s"]
 
 

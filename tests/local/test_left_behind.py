@@ -34,7 +34,7 @@ def shares(machine: TestMachine) -> list[tuple[str, int]]:
 def test_what_a_command_left_behind_keeps_its_share(a100: TestMachine, told: Path) -> None:
     done = a100.tranche("run", *WHOLE, "--", *starting(told, "exit 3"), code=3)
     daemon = int(told.read_text())
-    assert f"pid {daemon} keeps its share until it ends" in done.stderr
+    assert f"pid {daemon} keeps the share until it ends" in done.stderr
     ((name, pid),) = shares(a100)
     assert pid == daemon
     a100.tranche("run", "--no-wait", *WHOLE, "--", "true", code=32)
@@ -109,7 +109,7 @@ def test_an_orphan_without_lock_and_environment_keeps_the_share(a100: TestMachin
     done = a100.tranche("run", *WHOLE, "--", *starting_stranger(told, "exit 3"), code=3)
     stranger = int(told.read_text())
     assert Path(f"/proc/{stranger}/environ").read_bytes().find(b"TRANCHE") < 0
-    assert f"pid {stranger} keeps its share until it ends" in done.stderr
+    assert f"pid {stranger} keeps the share until it ends" in done.stderr
     assert [pid for _, pid in shares(a100)] == [stranger]
     a100.tranche("run", "--no-wait", *WHOLE, "--", "true", code=32)
     os.kill(stranger, signal.SIGKILL)

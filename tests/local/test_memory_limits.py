@@ -69,9 +69,9 @@ def of_shares(machine: TestMachine) -> list[str]:
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        ("hold --gpu-memory 3G", "limits the memory of one command"),
-        ("hold --cdi --gpu-memory 3G", "not for containers"),
-        ("run --cdi --gpu-memory 3G -- true", "not for containers"),
+        ("hold --gpu-memory 3G", "limit the memory of a command"),
+        ("hold --cdi --gpu-memory 3G", "not yet for containers"),
+        ("run --cdi --gpu-memory 3G -- true", "not yet for containers"),
     ],
 )
 def test_a_part_whose_limit_reaches_one_command_alone_is_refused_before_it_is_granted(
@@ -234,7 +234,7 @@ def test_a_driver_that_shows_a_limit_and_does_not_keep_it_is_found_out_by_the_fi
     t4.machine.set_limits_backend("lax")
     assert mechanism(t4) == "mps"
     (said,) = refusals(t4)
-    assert "shows a limit but lets a program exceed it" in said
+    assert "reports a limit but lets a program exceed it" in said
     assert nothing_on_trial(groups, t4)
     assert mechanism(t4) == "mps"
 

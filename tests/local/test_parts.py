@@ -182,7 +182,7 @@ def test_nobody_is_let_into_a_part_of_an_uncut_gpu_on_which_somebody_turned_mig_
     with node_of(short, "H100-80GB-SXM").host() as host:
         part, gpu = part_of(host)._replace(sharing=sharing), only(host)
         change(host, *enable(gpu))
-        with pytest.raises(VerificationFailed, match="MIG mode is on now"):
+        with pytest.raises(VerificationFailed, match="MIG mode is now on"):
             part_environment(allocation_of(part), {gpu.uuid: only(host)}, host.daemons.records)
 
 

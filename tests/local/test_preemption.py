@@ -61,7 +61,7 @@ def test_it_ends_for_others_and_starts_again_until_it_ends_by_itself(a100: TestM
         wait_until(partial(started, a100.folder, count), run)
         done = a100.tranche("run", *WHOLE, "--", "echo", "served")
         assert done.stdout == "served\n"
-        assert "Tranche has told to end: sh -c" in done.stderr
+        assert "Tranche is ending sh -c" in done.stderr
         assert process_at(starts(a100.folder)[count - 1]) is None, "two commands had the GPU"
     assert run.wait(60) == 7
     assert run.stderr is not None

@@ -73,7 +73,7 @@ def test_nothing_is_changed_for_a_request_whose_time_is_over(a100: Node, when: s
     with a100.host(**at) as host:
         record = pass_time if when == "before the decision" else None
         queue = Queue(host, monotonic=lambda: now[0], record=record)
-        with pytest.raises(WaitTimeout, match="got no share within 5 s: the timeout passed"):
+        with pytest.raises(WaitTimeout, match="got no share within 5 s: the timeout expired"):
             queue.acquire(WHOLE, command="work", pid=os.getpid(), patience=WaitLimit(seconds=5.0))
         assert a100.taken() == []
         assert (host.view().allocations, host.waiters()) == ((), ())

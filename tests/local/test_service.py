@@ -416,7 +416,7 @@ def test_users_extend_their_own_commands_while_no_request_waits_for_the_gpu(shar
     assert (code, "is still waiting" in error) == (2, True)
     code, _, error = shared.run("extend", id, "1h")
     assert code == 32
-    assert "waits for a GPU of allocation" in error
+    assert "is waiting for a GPU of allocation" in error
     assert f"{id}: the time limit is now 2h10m; it was 1h10m\n" in shared.machine.tranche("extend", id, "1h").stderr
     assert shared.shares()[0]["request"]["timeLimitSeconds"] == 7800  # type: ignore[index]
     whole.terminate()
@@ -492,7 +492,7 @@ def test_a_service_that_ends_lets_its_requests_go_on(shared: SharedMachine, numb
 def test_what_a_command_leaves_running_keeps_the_share(shared: SharedMachine) -> None:
     code, out, err = shared.run("run", *HALF, "--", "sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!")
     assert code == 0
-    assert "keeps its share" in err
+    assert "keeps the share" in err
     assert len(shared.shares()) == 1
     os.kill(int(out), signal.SIGKILL)
     wait_until(lambda: shared.shares() == [])
@@ -843,7 +843,7 @@ def test_a_second_service_is_refused_and_a_dead_ones_socket_is_replaced(shared: 
     shared.service.kill()
     shared.service.wait()
     code, _, err = shared.run("run", "-q", *HALF, "--", "true")
-    assert (code, "if the service is not just starting, ask" in err) == (ServiceUnavailable.exit_code, True), err
+    assert (code, "the service may still be starting; if not, ask" in err) == (ServiceUnavailable.exit_code, True), err
     shared.serve()
     assert shared.run("run", "-q", *HALF, "--", "true")[0] == 0
 

@@ -58,9 +58,9 @@ def test_anchors_aliases_and_merges_of_a_usual_size_mean_what_they_say() -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[" * (DEPTH_LIMIT + 1), "nested more than 50 deep"),
-        ("? " * 10_000, "nested more than 50 deep"),
-        ("{a: " * 10_000, "nested more than 50 deep"),
+        ("[" * (DEPTH_LIMIT + 1), "nested more than 50 levels deep"),
+        ("? " * 10_000, "nested more than 50 levels deep"),
+        ("{a: " * 10_000, "nested more than 50 levels deep"),
         ("- a\n" * (NODE_LIMIT + 1), "more than 50000 values"),
         ("a: &a [*a]", "an alias of itself"),
         ("&a {<<: *a}", "an alias of itself"),
@@ -104,7 +104,7 @@ def test_times_octal_numbers_and_underscores_are_text() -> None:
 def test_a_key_that_is_there_twice_is_refused_where_that_matters(tmp_path: Path, text: str) -> None:
     path = tmp_path / "twice"
     path.write_text(text)
-    with pytest.raises(PolicyInvalid, match=r"twice: the key [ab] is there twice$"):
+    with pytest.raises(PolicyInvalid, match=r"twice: the key [ab] appears twice$"):
         read_document(str(path), PolicyInvalid, unique_keys=True)
     path.write_text('{"a": {"b": 1}, "c": {"b": 1}}')
     assert read_document(str(path), PolicyInvalid, unique_keys=True) == {"a": {"b": 1}, "c": {"b": 1}}

@@ -22,6 +22,6 @@ def test_nobody_is_told_to_take_down_a_fence_that_the_service_restores(served: b
 def test_sessions_with_an_earlier_filter_count_as_closed_and_those_without_one_do_not() -> None:
     (closed,) = check_fence(FenceReport(frozenset({0}), "wanted", LAGGING, ()), served=True)
     assert closed.status is Status.PASS
-    assert closed.text.endswith("exemptions change within seconds")
+    assert closed.text.endswith("exemptions take effect within seconds")
     (open_,) = check_fence(FenceReport(frozenset({0}), "wanted", OPEN, ()), served=True)
     assert (open_.status, "user.slice" in open_.text) == (Status.WARN, True)

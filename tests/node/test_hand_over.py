@@ -45,7 +45,7 @@ def test_a_hand_over_is_active_when_it_returns_and_its_limit_in_force(t4: Node) 
 @isolated
 def test_a_gpu_that_came_into_mig_mode_meanwhile_is_not_handed_over(cut: Node) -> None:
     with cut.host() as host:
-        with pytest.raises(GpuBusy, match="not shared by MPS: its MIG mode is enabled now"):
+        with pytest.raises(GpuBusy, match="not shared by MPS: its MIG mode is now enabled"):
             host.hand_over(of_pod(host))
         nothing_left(cut, host)
         assert not host.view().allocations

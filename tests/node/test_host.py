@@ -231,7 +231,7 @@ def test_what_fails_on_one_gpu_leaves_the_others_their_change_where_that_is_aske
                 host.change(lambda view: plan, apart=apart)
             assert caught.value.gpu_uuid == gpus[1].uuid
             assert "GPU 1" in caught.value.message
-            assert ("it is done on the other 2 GPUs" in caught.value.message) is apart
+            assert ("the change succeeded on the other 2 GPUs" in caught.value.message) is apart
             assert [bool(gpu.instances) for gpu in host.view().node] == [apart, False, apart]
             assert host.view().changing == frozenset()
         assert {key.gpu_uuid for key in host.view().owned} == {gpus[0].uuid, gpus[2].uuid}

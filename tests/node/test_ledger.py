@@ -175,7 +175,7 @@ def test_a_ledger_that_is_emptied_in_place_is_refused_in_seconds(
                 return f"{error} {error.hint}"
             return ""
 
-        assert "emptied or cut short while other processes had it open" in in_child(look)
+        assert "emptied or truncated while other processes had it open" in in_child(look)
         assert path.with_name("ledger.db-wal").read_bytes() == log, "what others write there is theirs"
         with pytest.raises(LedgerCorrupt, match="emptied"), theirs.read():
             pass

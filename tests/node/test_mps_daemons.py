@@ -393,7 +393,7 @@ def test_a_daemon_that_cannot_be_killed_is_not_forgotten(t4: Node, monkeypatch: 
             nobody_ends.setattr(MpsControlClient, "quit", ignore)
             nobody_ends.setattr(os, "kill", refuse)
             nobody_ends.setattr(mps_process, "_QUIT_SECONDS", 0.0)
-            with pytest.raises(MpsFailed, match=rf"did not end: .*\b{record.pid}\b"):
+            with pytest.raises(MpsFailed, match=rf"did not exit: .*\b{record.pid}\b"):
                 change(host, StopMps(record.gpu_uuid, None))
         assert host.daemons.records.all() == (record,)
         assert host.daemons.records.pipes(record.device_uuid).is_dir()

@@ -152,7 +152,7 @@ def test_a_whole_gpu_has_no_more_memory_than_programs_can_use() -> None:
     found = candidate(Request(GpuMemory(t4.usable_memory + MIB)), t4)
     assert isinstance(found, Obstacle)
     assert (found.reason, found.missing_memory) == ("MemoryTooSmall", MIB)
-    assert found.text == "has 14.56 GiB for programs"
+    assert found.text == "has 14.56 GiB available to programs"
     a100 = replace(gpu_on(A100), memory_reserved=GIB)
     largest = max(profile.memory or 0 for profile in placed(A100))
     found = candidate(Request(GpuMemory(largest)), a100)

@@ -189,7 +189,7 @@ def test_a_gpu_full_of_single_slices_is_not_called_fragmented() -> None:
     assert [each.text for each in explanation.remedies] == ["wait for a-0 to end"]
     whole = explain(owned_view(gpu, *ids), parse_request(mig_profile="7g.40gb"))
     assert [each.text for each in whole.remedies if each.kind is RemedyKind.WAIT] == [
-        f"wait for 7 to end: {', '.join(ids)}"
+        f"wait for 7 holders to end: {', '.join(ids)}"
     ]
 
 
@@ -201,7 +201,7 @@ def test_missing_slices_and_the_process_in_the_way_are_named() -> None:
     assert (answer.reason, answer.missing_slices) == ("NoRoom", 2)
     assert [(each.kind, each.process_ids) for each in explanation.remedies] == [(RemedyKind.DESTROY_FOREIGN, (4242,))]
     assert explanation.remedies[0].text == (
-        "wait for python (pid 4242) to end, then let Tranche destroy instances that it did not make "
+        "wait for python (pid 4242) to end, then let Tranche destroy instances that it did not create "
         "(7g.40gb at 0:8 of GPU 0): --adopt-foreign=destroy"
     )
 
@@ -236,7 +236,7 @@ def test_a_large_machine_is_explained_in_a_few_lines_that_say_how_many_are_left_
     gpus = [replace(gpu_on(A100, n), instances=(slice_at("7g.40gb", 0, pid=n + 1),)) for n in range(40)]
     explanation = explain(view_of(*gpus), parse_request(mig_profile="2g.10gb"))
     assert [each.text for each in explanation.gpus] == [
-        "0 memory slices free of 8, 2g.10gb takes 2 (and 39 more GPUs like it)"
+        "0 of 8 memory slices free, but 2g.10gb needs 2 (and 39 more GPUs like it)"
     ]
     assert explanation.advice.looked_at == 16
     assert [each.process_ids for each in explanation.remedies] == [(1,)]
@@ -268,7 +268,7 @@ def test_a_share_says_when_it_would_be_a_slice() -> None:
     assert explanation.summary == (
         "--gpu-memory 4G can start now: a share of GPU 1: 3.98 GiB by MPS (memory of each process limited by the driver, "
         "even turns, "
-        "faults shared, bandwidth shared); as a slice when 1a2b ends"
+        "faults shared, bandwidth shared); get a slice when 1a2b ends"
     )
     (stronger,) = explanation.remedies
     assert (stronger.kind, stronger.allocation_ids) == (RemedyKind.STRONGER_FENCE, ("1a2b",))

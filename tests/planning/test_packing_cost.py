@@ -150,11 +150,11 @@ def test_a_lone_gpu_is_shared_as_it_is_and_cut_for_who_accepts_nothing_less() ->
     assert isinstance(decision.grants[0], FractionalShare)
     assert isinstance(decision.grants[0].device, WholeGpu)
     assert explain(view, parse_request(gpu_memory="4Gi")).summary.endswith(
-        "; 1g.5gb at 6:1 of GPU 0, new after turning MIG mode on, is kept for requests with --isolation hard, "
+        "; 1g.5gb at 6:1 of GPU 0, created after enabling MIG mode, is kept for requests with --isolation hard, "
         "because fewer than half of the GPUs would stay untouched"
     )
     assert explain(after, parse_request(gpu_memory="4Gi")).summary.endswith(
-        "; as a slice when a-0 ends, with --isolation hard"
+        "; get a slice when a-0 ends, with --isolation hard"
     )
     _, decision = serve(view, gpu_memory="4Gi", isolation="hard")
     assert isinstance(decision.grants[0], Slice)

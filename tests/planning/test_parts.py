@@ -320,7 +320,7 @@ def test_mps_serves_no_more_programs_than_it_can() -> None:
     few = MachineSharing(frozenset({Sharing.MPS}), mps_clients=3)
     _, grants, waiting = filled(machine(uncuttable_gpu(), by=few), parse_request(gpu_memory="1G"))
     assert len(grants) == 3
-    assert waiting.obstacles[0].text == "shared by 3, and MPS accepts no more programs there"
+    assert waiting.obstacles[0].text == "shared by 3 holders, and MPS accepts no more programs there"
 
 
 def test_an_old_gpu_is_not_shared_by_mps() -> None:
@@ -485,11 +485,11 @@ def test_a_machine_without_means_says_of_each_why_not() -> None:
     with pytest.raises(SharingUnavailable) as caught:
         decide(view, parse_request(gpu="0.2"))
     assert caught.value.message == (
-        "no GPU on this machine can serve --gpu 0.2: has no MIG; a part of it needs the driver's memory limits "
+        "no GPU on this machine can serve --gpu 0.2: does not support MIG; a part of it needs the driver's memory limits "
         "(driver 580.65 is older than 615) or MPS (nvidia-cuda-mps-control is missing)"
     )
     assert caught.value.hint == "ask for a whole GPU with --gpus 1"
-    with pytest.raises(SharingUnavailable, match="only MIG gives part of a GPU hard isolation"):
+    with pytest.raises(SharingUnavailable, match="a part with hard isolation requires MIG"):
         decide(machine(uncuttable_gpu(), by=ALL), parse_request(gpu="0.2", isolation="hard"))
 
 
@@ -525,7 +525,7 @@ def test_nobody_joins_others_on_a_gpu_that_is_prohibited_meanwhile() -> None:
 def test_a_share_that_holds_no_context_is_refused_with_the_smallest_that_does(share: str) -> None:
     view = machine(uncuttable_gpu())
     with pytest.raises(
-        SharingUnavailable, match=r"a smaller share than 0\.02 of it has no room for a CUDA context"
+        SharingUnavailable, match=r"a share smaller than 0\.02 of it has no room for a CUDA context"
     ) as caught:
         decide(view, parse_request(gpu=share))
     assert caught.value.hint == "ask for --gpu 0.02 or more"

@@ -134,7 +134,7 @@ def test_what_is_explained_is_what_would_be_done() -> None:
     view = two_held()
     found = explain(view, ONE, queue_of(HUMBLE), now=NOW).remedies[0]
     assert (found.kind, found.allocation_ids) == (RemedyKind.PREEMPT, ("a-2",))
-    assert found.text == "make the request: Tranche then preempts, within 30 s, a-2"
+    assert found.text == "make the request: Tranche then preempts a-2 within 30 s"
     kinds = {each.kind for each in explain(view, HUMBLE, queue_of(ONE), now=NOW).remedies}
     assert RemedyKind.PREEMPT not in kinds
 

@@ -302,4 +302,4 @@ def test_a_daemon_that_let_its_clients_down_lets_nobody_in() -> None:
     faulty = replace(gpu, daemons=(MpsDaemon(None, gpu.uuid, DaemonState.FAULT, GIB),))
     view = held_by(view_of(faulty), part)
     view = replace(view, node=replace(view.node, sharing=ALL_MEANS))
-    assert "takes no new shares" in refused(view, part).text
+    assert "accepts no new shares" in refused(view, part).text

@@ -190,7 +190,7 @@ def test_the_gpus_that_are_free_first_are_chosen_then_the_emptiest() -> None:
     for begins, ends in ((BEGINS - 1, BEGINS + 1), (BEGINS, ENDS), (ENDS - 1, ENDS + 1)):
         assert [gpu.index for gpu in choose(other, 1, begins, ends)] == [0]
         with pytest.raises(
-            NoRoom, match=r"2 GPUs were asked for, but only 1 GPU can be reserved .* GPU 1 is already res"
+            NoRoom, match=r"2 GPUs were requested, but only 1 GPU can be reserved .* GPU 1 is already res"
         ):
             choose(other, 2, begins, ends)
     for begins, ends in ((NOW + 60, BEGINS), (ENDS, ENDS + 60)):

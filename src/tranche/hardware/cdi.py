@@ -187,7 +187,7 @@ def _part_environment(part: FractionalShare) -> tuple[tuple[str, str], ...]:
             return (*client_environment(_PIPES_INSIDE, part.memory, part.compute).items(), told)
         case Sharing.MEMORY_LIMITS:
             raise SharingUnavailable(
-                "the driver's memory limits work for commands, but not for containers yet",
+                "the driver's memory limits work for commands, but not yet for containers",
                 hint="ask for hard isolation, or for a compute limit",
             )
 

@@ -258,7 +258,7 @@ class MpsProcess:
                 _kill(process, sleep)
             if left := sorted(process.pid for process in living if process.lives):
                 pids = ", ".join(map(str, left))
-                raise MpsFailed(f"the MPS daemon at {self.pipes} did not end: processes {pids} are still running")
+                raise MpsFailed(f"the MPS daemon at {self.pipes} did not exit: processes {pids} are still running")
         shutil.rmtree(self.pipes, ignore_errors=True)
         remove_daemon_group()
 

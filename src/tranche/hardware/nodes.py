@@ -99,7 +99,7 @@ class DeviceTable(NamedTuple):
         if self.capabilities is None or len(minors) != len(found):
             raise FenceUnavailable(
                 f"{gpu.label}: the driver shows no capability files for GPU instance {instance.id}",
-                hint=f"see whether /{_MIG_MINORS} lists them",
+                hint=f"check whether /{_MIG_MINORS} lists them",
             )
         return self.of_gpu(gpu) | {(self.capabilities, minor) for minor in minors}
 
@@ -215,11 +215,11 @@ class DriverFiles(DeviceFiles):
         """The driver's library and the hook program must be visible; if only the driver's root is, the hook must be named."""
         root = Path(self._seen_at)
         if not _has_driver(root):
-            return f"the driver's libcuda.so is missing under {self._driver_root}"
+            return f"the driver's libcuda.so is missing from {self._driver_root}"
         if self._driver_root.rstrip("/"):
             if self._hook_path != HOOK_PATH:
                 return ""
-            return f"the agent sees only {self._driver_root} of the host, and the path of nvidia-cdi-hook is not set"
+            return f"the agent can see only {self._driver_root} on the host, and the path of nvidia-cdi-hook is not set"
         if not os.path.lexists(root / self._hook_path.lstrip("/")):
             return f"the host lacks {self._hook_path}, which CDI needs to set up the driver's libraries"
         return ""

@@ -121,7 +121,7 @@ class NvmlDriver:
             bus_id = pynvml.nvmlDeviceGetPciInfo(self._handle(gpu_uuid)).busId
         bus_id = bus_id.decode() if isinstance(bus_id, bytes) else bus_id
         command = [self.reset_command, "--gpu-reset", "-i", bus_id]
-        hint = "a reset needs a GPU without clients; stop monitoring services such as dcgm and nvsm first"
+        hint = "a GPU with clients cannot be reset; first stop monitoring services such as dcgm and nvsm"
         _run(command, f"reset {self._named(gpu_uuid)}", hint=hint, seconds=120.0, close_fds=False)
 
     def create_gpu_instance(self, gpu_uuid: str, profile: ProfileName, placement: Placement) -> int:

@@ -33,7 +33,7 @@ _CLASSES: dict[int, type[TrancheError]] = {
 _HINTS: dict[type[TrancheError], str] = {
     PermissionDenied: "partitioning a GPU needs root: run the command with sudo",
     DriverNotFound: "install the NVIDIA driver, or try a simulated machine: tranche --simulate p4d.24xlarge gpus",
-    GpuBusy: "see what uses it with: tranche ps",
+    GpuBusy: "see what is using it with: tranche ps",
     NoRoom: "see what is free with: tranche gpus",
 }
 
@@ -60,7 +60,7 @@ def explain(action: str, error: pynvml.NVMLError) -> TrancheError:
         hint = (
             "the driver's libraries and its kernel module have different versions, for example after an update: "
             "restart the machine; "
-            "if it is simulated, another version created it; remove it with: tranche sim destroy"
+            "if it is simulated, another version of Tranche created it; remove it with: tranche sim destroy"
         )
     return cls(f"cannot {action}: {error} (NVML error {error.value})", hint=hint)
 

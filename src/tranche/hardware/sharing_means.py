@@ -66,17 +66,19 @@ def read_machine_facts(
 def _no_memory_limits(facts: MachineFacts) -> str:
     if why := _older(facts.driver, _FIRST_WITH_MEMORY_LIMITS):
         return why
-    return facts.groups or ("" if facts.privileged else "only root may set them")
+    return facts.groups or ("" if facts.privileged else "only root can set them")
 
 
 def _no_mps(facts: MachineFacts) -> str:
     if why := _older(facts.driver, _FIRST_WITH_MPS_LIMITS):
         return why
     if facts.capabilities and not {"compute", "all"}.intersection(facts.capabilities.split(",")):
-        return f"{_CAPABILITIES}={facts.capabilities} gives this container no CUDA; the chart's shareByMps=true does"
+        return (
+            f"{_CAPABILITIES}={facts.capabilities} does not give this container CUDA; set the chart's shareByMps=true"
+        )
     if facts.missing:
         return f"{facts.missing[0]} is not installed"
-    return "" if facts.privileged else "only root may set a GPU's compute mode"
+    return "" if facts.privileged else "only root can set a GPU's compute mode"
 
 
 def _older(driver: str, release: int) -> str:
@@ -89,7 +91,7 @@ def _older(driver: str, release: int) -> str:
 def _no_groups(*, may_write: bool) -> str:
     group = own_group()
     if group is None:
-        return "no control groups of version 2 are mounted"
+        return "cgroup v2 is not mounted"
     return "" if may_write or os.access(group, os.W_OK) else f"{group} cannot be written"
 
 

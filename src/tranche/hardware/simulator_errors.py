@@ -36,5 +36,5 @@ def _hint(error: simulator.SimulatorError) -> str:
         from tranche_simulator.machines import MACHINE_TYPES
 
         meant = did_you_mean(error.name, {*error.known, *MACHINE_TYPES} - {error.name})
-        return f"{meant}`tranche sim list` shows the machines; `tranche sim create` makes one"
+        return f"{meant}`tranche sim list` shows the machines; `tranche sim create` creates one"
     return error.hint

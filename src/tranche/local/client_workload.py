@@ -100,8 +100,8 @@ class ClientWorkload:
         if not self._connection.answers_within(_STARTS_WITHIN_SECONDS):
             held.lock.unlock()
             raise WaitTimeout(
-                f"the command did not start within {_STARTS_WITHIN_SECONDS:g} s after its share was granted, so the share was "
-                "taken back",
+                f"the command did not start within {_STARTS_WITHIN_SECONDS:g} s of getting its share, so Tranche took the share "
+                "back",
                 hint="run the command again; do not stop it before it has started",
             )
         pid = self._told("started")

@@ -103,7 +103,7 @@ def hold(run: Callable[[Sequence[str], Launch], int], text_of: Callable[[Mapping
     code = os.waitstatus_to_exitcode(status)
     kind = next((each for each in all_errors() if each.exit_code == code), None)
     if parted and variables is None and kind is not None and not os.isatty(2):  # the launcher could not say it
-        raise kind("the share was lost before this session had it", hint="run the command again")
+        raise kind("the share was lost before this session received it", hint="run the command again")
     return code if code >= 0 else 128 - code
 
 

@@ -28,7 +28,7 @@ _CLOSE_LOOK_SECONDS = 10.0
 class IdleWatch:
     """Looks at one share. `tell` receives sentences for its holder; `end` ends a hold, and receives why.
 
-    `programs` says which programs end with a hold: ` with vim (pid 4711)`.
+    `programs` says which programs end with a hold: ` along with vim (pid 4711)`.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class IdleWatch:
         idle = format_duration(round(period[1] - period[0]) // 60 * 60)
         if ends and self._warned is None:
             self._tell(
-                f"this hold has been idle for {idle}: Tranche ends it{self._programs()} in "
-                f"{format_duration(round(WARNING_SECONDS))}, unless a program uses its GPU before then"
+                f"this hold has been idle for {idle}: Tranche will end it{self._programs()} in "
+                f"{format_duration(round(WARNING_SECONDS))} unless a program uses its GPU"
             )
             self._warned, self._told = now, True
         elif ends and self._warned is not None and now - self._warned >= WARNING_SECONDS:

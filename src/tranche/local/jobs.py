@@ -98,12 +98,12 @@ class JobStore:
         try:
             if (before := self.find(job.name)) is not None and again and before.status in _OVER and before.lives:
                 raise UsageError(
-                    f"{job.name} has ended, but processes that it started still run",
+                    f"{job.name} has ended, but processes that it started are still running",
                     hint="end them, or delete the run: tranche job delete",
                 )
             if before is not None and not (again and before.status in _OVER):
                 raise UsageError(
-                    f"you already have a detached run {job.name}, which is {before.status}",
+                    f"you already have a detached run named {job.name}, which is {before.status}",
                     hint=f"choose another --name, or delete the existing run: tranche job delete {job.name}",
                 )
             over = [each.name for each in self.jobs() if each.status in _OVER and each.name != job.name]
@@ -172,7 +172,7 @@ def _checked(launch: JobLaunch) -> JobLaunch:
     """The launch; ValueError unless its parts are of the right types."""
     texts = [*launch.command, launch.folder, *launch.environment, *launch.environment.values()]
     if not launch.command or not all(isinstance(each, str) for each in texts) or not isinstance(launch.options, dict):
-        raise ValueError("it has parts of wrong types")
+        raise ValueError("a field has the wrong type")
     return launch
 
 
@@ -214,7 +214,7 @@ def _reporting(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputUnwritable(
-            f"cannot keep a detached run in {path}: {error.strerror}", hint="name another folder with XDG_STATE_HOME"
+            f"cannot store a detached run in {path}: {error.strerror}", hint="name another folder with XDG_STATE_HOME"
         ) from error
 
 

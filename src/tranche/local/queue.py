@@ -229,7 +229,7 @@ class Queue:
             if not waited and removed:
                 raise LedgerUnavailable(
                     f"{ticket.lock.path} was removed, so request {ticket.id} appeared to belong to a dead process",
-                    hint="run the command again; do not remove files from the state folder while requests wait",
+                    hint="run the command again; do not remove files from the state folder while requests are waiting",
                 ) from error
             if not waited:
                 raise Cancelled(f"waiting request {ticket.id} was cancelled") from error
@@ -306,7 +306,7 @@ class Queue:
         def refuse_over() -> None:
             with interruptible():
                 if deadline is not None and self._monotonic() >= deadline:
-                    raise WaitTimeout("the timeout passed before any change began")
+                    raise WaitTimeout("the timeout expired before any change began")
 
         failed = FailedGpus(self._monotonic)
         changed = False
@@ -429,7 +429,7 @@ class Queue:
         queue = self._host.waiters()
         names = names_of(allocations, queue, process_owners(allocations, queue))
         ending = [names.called.get(each.id, each.id) for each in allocations if each.id in self._preempted]
-        return summed_up(outcome, names) + (f"; Tranche has told to end: {', '.join(ending)}" if ending else "")
+        return summed_up(outcome, names) + (f"; Tranche is ending {', '.join(ending)}" if ending else "")
 
     def _sleep(self, ticket: QueuePlace, bell: WakeupPipe, deadline: float | None) -> bool:
         """Sleep until another try is worthwhile; False if the deadline passed first."""

@@ -34,4 +34,4 @@ class ReservationWatch:
             self._told.add(each.id)
             labels = ", ".join(self._host.observe_gpu(uuid).label for uuid in sorted(gpus))
             what = "this hold" if now.command == HELD else "this command"
-            self._tell(f"{labels} is {each}; end {what} before then if you can")
+            self._tell(f"{labels} {'is' if len(gpus) == 1 else 'are'} {each}; end {what} before then if you can")

@@ -148,7 +148,7 @@ def _refuse_fenced_hold(host: Host, asked: RunRequest) -> None:
         exempt = records.fence(db)
     if exempt is not None and asked.workload.uid not in exempt:
         raise FenceUnavailable(
-            "this machine has a fence, so a session opens no GPU, even if it holds a share",
+            "this machine has a fence, so a session cannot open a GPU, even if it holds a share",
             hint="run a shell in the share: tranche run REQUEST -- bash",
         )
 
@@ -176,13 +176,13 @@ def _refuse_out_of_reach(host: Host, asked: RunRequest, decision: Granted) -> No
         return
     if asked.cdi:
         raise SharingUnavailable(
-            "the driver's memory limits work for commands, but not for containers yet",
-            hint="ask for --isolation hard, or with --compute",
+            "the driver's memory limits work for commands, but not yet for containers",
+            hint="use --isolation hard or --compute",
         )
     if asked.workload.text == HELD:
         raise SharingUnavailable(
-            "the driver limits the memory of one command, not of a session",
-            hint="run a shell in the share: tranche run REQUEST -- bash; or ask for --isolation hard, or with --compute",
+            "the driver can limit the memory of a command, but not of a session",
+            hint="run a shell in the share: tranche run REQUEST -- bash; or use --isolation hard or --compute",
         )
 
 

@@ -26,7 +26,7 @@ class RunReporter:
     def waiting(self, outcome: Waiting, ahead: int, reasons: str) -> None:
         """There is no share yet; `ahead` requests are ahead, and `reasons` says why in words."""
         turn = f"{ahead} ahead in the queue" if ahead else "next in the queue"
-        by = "" if outcome.starts_by is None else f"; it starts by {describe.local_time(outcome.starts_by)}"
+        by = "" if outcome.starts_by is None else f"; it will start by {describe.local_time(outcome.starts_by)}"
         self._say(f"waiting, {turn}: {reasons}{by}")
 
     def step(self, gpu: GpuState, step: Step) -> None:
@@ -57,8 +57,8 @@ class RunReporter:
 
     def left(self, remains: RemainingProcesses) -> None:
         """The command has ended; something it started keeps the share until that ends."""
-        ends = "they end" if len(remains.processes) > 1 else "it ends"
-        self._say(f"{remains} keeps its share until {ends}")
+        what = "keep the share until they end" if len(remains.processes) > 1 else "keeps the share until it ends"
+        self._say(f"{remains} {what}")
 
     def kept(self, error: Exception) -> None:
         """The share cannot be given back, say because the disk is full; the next `tranche` takes it from this dead process."""

@@ -190,7 +190,7 @@ class RunService:
             pid = os.fork()
         except OSError as error:
             self.log(f"{peer}: refused: cannot start a process: {error.strerror}")
-            send_error(connection, NoRoom("the machine has no room for another process", hint="try again later"))
+            send_error(connection, NoRoom("the machine cannot start another process", hint="try again later"))
         else:
             if pid == 0:
                 runs = sum(each.uid == peer.uid for each in self._served.values())
@@ -207,7 +207,7 @@ class RunService:
         with suppress(OSError):
             self._tidying = os.fork()
             if self._tidying == 0:
-                self._work_and_exit("putting the machine in order", selector, self._put_in_order)
+                self._work_and_exit("cleaning up", selector, self._put_in_order)
 
     def _put_in_order(self) -> None:
         with self.open_host(os.getuid()) as host:
@@ -221,7 +221,7 @@ class RunService:
                 with host.ledger.read() as db:
                     fenced = records.fence(db) is not None
                 if fenced:
-                    self.log(f"the fence does not hold: {error.message}; {error.hint}")
+                    self.log(f"the fence is not in effect: {error.message}; {error.hint}")
 
     def _anything_due(self) -> bool:
         """Whether a command's time is over and nothing ends it, a reservation is over, or the fence is not as it should be."""

@@ -22,7 +22,7 @@ def method_of(message: Mapping[str, Any]) -> str:
     """What the client wants; UsageError for what this version does not know."""
     if type(message.get("version")) is not int or message["version"] != VERSION:
         raise UsageError(
-            f"the service uses version {VERSION} of the protocol, and this tranche uses version {message.get('version')!r}",
+            f"the service uses version {VERSION} of the protocol, but this command uses version {message.get('version')!r}",
             hint="use the version of Tranche that the service runs",
         )
     method = str(message.get("method"))[:_LONGEST_OPTION]
@@ -31,7 +31,7 @@ def method_of(message: Mapping[str, Any]) -> str:
     if method in ("ledger", "node") and (
         unknown := sorted(map(str, set(message) - {"version", "method", "parameters"}))
     ):
-        raise UsageError(f"the service does not know these fields of the request: {one_line(', '.join(unknown))}")
+        raise UsageError(f"the request has unknown fields: {one_line(', '.join(unknown))}")
     return method
 
 
@@ -67,9 +67,7 @@ def parse_run(message: Mapping[str, Any]) -> tuple[Request, str, WaitLimit, bool
                 del more["cdi"]
             unknown = sorted(map(str, {*more, *rest, *(set(options) - OPTIONS)} - {"version", "method"}))
             if unknown:
-                raise UsageError(
-                    f"the service does not know these fields of the request: {one_line(', '.join(unknown))}"
-                )
+                raise UsageError(f"the request has unknown fields: {one_line(', '.join(unknown))}")
             seconds = None if timeout is None else float(timeout)
             if seconds is not None and not 0 <= seconds < _LONGEST_WAIT_SECONDS:
                 raise UsageError(f"the timeout {timeout} s is out of range")

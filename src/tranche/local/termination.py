@@ -73,7 +73,7 @@ def taking_back(places: StateFolder, allocation: Allocation) -> ReleasePreview:
         )
     if not sees_processes_of(keeper.namespace):
         raise GpuBusy(
-            f"allocation {allocation.id} is held by processes in another PID namespace, which cannot be seen from here",
+            f"allocation {allocation.id} is held by processes in another PID namespace, which are not visible from here",
             hint="run the command on the machine itself, outside any container",
         )
     remains = remains_of(places, allocation.id, keeper)
@@ -226,11 +226,11 @@ def _busy(allocation: Allocation, pids: Sequence[int], remains: RemainingProcess
         if uid >= 0 and os.geteuid() not in (0, uid):
             hint = f"the share belongs to {user_name(uid)}: only {user_name(uid)} and root can end it"
         return GpuBusy(f"{what} is in use by pid {', '.join(map(str, pids))}{command}", hint=hint)
-    hint = "look on the machine itself, outside any container"
+    hint = "check on the machine itself, outside any container"
     hint = hint if os.geteuid() == 0 else "run the command as root"
     if remains.traces.hidden:
         return GpuBusy(f"{what} may be in use by {remains}{command}", hint=hint)
-    return GpuBusy(f"{what} is in use by a process that cannot be seen from here{command}", hint=hint)
+    return GpuBusy(f"{what} is in use by a process that is not visible from here{command}", hint=hint)
 
 
 def end_processes(pids: Sequence[int], grace: float, drained: Callable[[set[int]], object]) -> int:

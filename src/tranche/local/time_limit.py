@@ -103,7 +103,7 @@ class TimeLimit:
             if until:
                 what = f"hold{self.programs()}" if self._allocation.command == HELD else "command"
                 self._warn(
-                    f"{format_duration(round(until))} left: Tranche ends this {what} "
+                    f"{format_duration(round(until))} left: Tranche will end this {what} "
                     f"at the time limit of {format_duration(int(self._seconds))}"
                 )
             else:
@@ -160,7 +160,7 @@ class TimeLimit:
         return True
 
     def programs(self) -> str:
-        """The programs that end with a hold, such as editors and shells: ` with vim (pid 4711)`. "" if there are none."""
+        """The programs that end with a hold, such as editors and shells: ` along with vim (pid 4711)`. "" if there are none."""
         holders: tuple[int, ...] = ()
         with suppress(TrancheError):
             found = self._host.allocation(self._allocation.id)
@@ -169,7 +169,7 @@ class TimeLimit:
         pids = [pid for pid in self._command_and_its_processes() if pid not in holders]
         named = [f"{process_name(pid) or 'a program'} (pid {pid})" for pid in pids[:_NAMED_AT_MOST]]
         more = f" and {len(pids) - _NAMED_AT_MOST} more" if len(pids) > _NAMED_AT_MOST else ""
-        return f" with {', '.join(named)}{more}" if named else ""
+        return f" along with {', '.join(named)}{more}" if named else ""
 
     def _command_and_its_processes(self) -> list[int]:
         try:
@@ -294,7 +294,8 @@ def extend(host: Host, allocation_id: str, seconds: int, uid: int) -> str:
         found = next((each for each in view.allocations if each.id == allocation_id), None)
         if any(each.id == allocation_id for each in queue):
             raise UsageError(
-                f"request {allocation_id} is still waiting, so its time has not begun", hint="extend it once it runs"
+                f"request {allocation_id} is still waiting, so its time has not begun",
+                hint="extend it once it has started",
             )
         if found is None:
             raise AllocationUnknown(f"no allocation {allocation_id}", hint="list the allocations with: tranche ps")
@@ -314,7 +315,8 @@ def extend(host: Host, allocation_id: str, seconds: int, uid: int) -> str:
         waiting = next((reserved[each.gpu_uuid] for each in found.grants if each.gpu_uuid in reserved), None)
         if uid and waiting is not None:
             raise NoRoom(
-                f"request {waiting} waits for a GPU of allocation {found.id}", hint="ask an administrator to extend it"
+                f"request {waiting} is waiting for a GPU of allocation {found.id}",
+                hint="ask an administrator to extend it",
             )
         after = before + seconds
         if uid:

@@ -56,7 +56,7 @@ def _refuse_cut(part: FractionalShare, gpu: GpuState) -> None:
     """VerificationFailed if the part is of an uncut GPU that is now in MIG mode: no limit would hold."""
     if part.slot is None and gpu.mig_enabled:
         raise VerificationFailed(
-            f"{gpu.label}: the share is a part of the whole GPU, but MIG mode is on now",
+            f"{gpu.label}: the share is a part of the whole GPU, but MIG mode is now on",
             hint="run the command again after all shares of the GPU have ended",
         )
 

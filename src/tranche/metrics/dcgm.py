@@ -73,7 +73,7 @@ NAMES = (
 )
 """Metrics with both a DCGM name and a reading. XIDs are separate: they are no reading."""
 
-XID_ERRORS = _DcgmName("DCGM_FI_DEV_XID_ERRORS", "the last xid of tranche_xid_last_time_seconds")
+XID_ERRORS = _DcgmName("DCGM_FI_DEV_XID_ERRORS", "the latest XID in tranche_xid_last_time_seconds")
 FAMILIES = (*(each.family for each in NAMES), XID_ERRORS.family)
 
 
@@ -107,7 +107,7 @@ def _is_of_slices(name: _DcgmName) -> bool:
 
 def _slice_labels(part: MeasuredSlice, hostname: str) -> Mapping[str, str]:
     instance = part.row.instance
-    assert instance is not None, "there is a reading of it"
+    assert instance is not None, "a measured slice has an instance"
     return {
         **_gpu_labels(part.gpu, hostname),
         **_pod(part.labels),

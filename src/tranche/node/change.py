@@ -75,7 +75,7 @@ class Change:
             if last.waiting_for_reset and not mode_only:
                 gpus = ", ".join(gpu.label for gpu in last.waiting_for_reset)
                 raise ModeChangePending(
-                    f"the MIG mode of {gpus} is set but pending, because resets are skipped; Tranche created no slices there",
+                    f"the MIG mode change of {gpus} is pending because resets are skipped; Tranche created no slices there",
                     hint="reset the GPU or restart the machine, then apply the layout again",
                 )
 

@@ -157,7 +157,7 @@ class ClaimRegister:
             if isinstance(answer, Obstacle):
                 raise refusal(answer)
             if not answer.empty:
-                _refuse_used(view, same, f"a part of the share of {order.keeper} is gone")
+                _refuse_used(view, same, f"part of the share of {order.keeper} is gone")
             return _Decision(same._replace(keeper=_joined(same.keeper, order.keeper)), answer, known=True)
         order.permit(view)
         for each in known:
@@ -250,7 +250,9 @@ def may_be_lost(grants: Sequence[Grant], view: NodeView) -> bool:
 def _refuse_used(view: NodeView, allocation: Allocation, what: str) -> None:
     users = processes_of(allocation.grants, view)
     if users:
-        raise GpuBusy(f"{what}, and still used by {', '.join(map(str, users))}", hint="wait for it to end, or stop it")
+        raise GpuBusy(
+            f"{what}; the share is still in use by {', '.join(map(str, users))}", hint="wait for it to end, or stop it"
+        )
 
 
 def _promised(view: NodeView, decision: _Decision) -> NodeView:

@@ -135,29 +135,29 @@ def check_fence(report: FenceReport, *, served: bool) -> Iterator[Finding]:
     """Whether the fence holds, if the machine has one. `served` tells whether the service runs."""
     if report.exempt is None:
         if any(each.rule for each in report.sessions):
-            text = "the ledger has no fence, but sessions still open no GPU"
-            hint = "the service settles this within seconds" if served else "start the service, which settles this"
+            text = "the ledger has no fence, but sessions still cannot open GPUs"
+            hint = "the service fixes this within seconds" if served else "start the service, which fixes this"
             yield Finding("fence", Status.WARN, text, hint)
         elif report.others:
             text = "the fence of another state folder keeps sessions from opening GPUs"
-            yield Finding("fence", Status.WARN, text, "take it down there, or restart the machine")
+            yield Finding("fence", Status.WARN, text, "turn it off there, or restart the machine")
         return
     if not served:
         text = "the service that the fence needs is not running, so users get no GPUs"
         yield Finding("fence", Status.WARN, text, "run: sudo systemctl start tranche.service")
     if report.unfenced:
         shares = ", ".join(each.id for each in report.unfenced)
-        text = f"sessions open all GPUs until the shares from before the fence have ended: {shares}"
+        text = f"sessions can open all GPUs until the shares started before the fence have ended: {shares}"
         yield Finding("fence", Status.WARN, text, "end a share with: tranche release ID --terminate")
     elif not report.sessions or not all(each.rule for each in report.sessions):
         groups = ", ".join(each.path for each in report.sessions if not each.rule) or "any control group"
         text = f"the fence does not apply to programs in {groups}"
-        yield Finding("fence", Status.WARN, text, "put it up again to see why: tranche policy fence --on")
+        yield Finding("fence", Status.WARN, text, "turn it on again to see why: tranche policy fence --on")
     else:
-        changing = "" if report.confined else "; exemptions change within seconds"
-        yield Finding("fence", Status.PASS, f"users open GPUs only in shares{changing}")
+        changing = "" if report.confined else "; exemptions take effect within seconds"
+        yield Finding("fence", Status.PASS, f"users can open GPUs only in shares{changing}")
     for each in report.beyond:
-        text = f"the fence does not reach {each.process}, which uses the GPU in control group {each.group}"
+        text = f"the fence does not apply to {each.process}, which uses the GPU from control group {each.group}"
         yield Finding("fence", Status.WARN, text, "", each.gpu.index)
 
 
@@ -241,7 +241,7 @@ def _prove(host: Host) -> None:
     except OSError as error:
         raise FenceUnavailable(
             f"cannot create the control group {folder}: {error.strerror}",
-            hint="see the limits of that group: cgroup.max.descendants",
+            hint="check cgroup.max.descendants in its parent groups",
         ) from error
     finally:
         remove_group(folder)

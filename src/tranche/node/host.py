@@ -144,7 +144,7 @@ class Host(HostContext):
         """Raises PermissionDenied when this process sees only parts of GPUs: such a view cannot support decisions."""
         if self.driver.scope is DeviceVisibility.PARTS:
             raise PermissionDenied(
-                "NVIDIA_VISIBLE_DEVICES shows this process only a part of the machine: it can read but not change anything",
+                "NVIDIA_VISIBLE_DEVICES limits this process to part of the machine, so it can read but not change anything",
                 hint="run the command outside the share or container that set it",
             )
 

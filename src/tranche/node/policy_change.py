@@ -168,7 +168,7 @@ def reserve(host: Host, wanted: Reservation, count: int) -> tuple[Reservation, N
     with host.deciding(_PATIENCE_SECONDS) as (view, _):
         if is_held(host.places.agent_lock):
             raise UsageError(
-                "a Kubernetes agent serves this machine, and pods do not obey reservations",
+                "a Kubernetes agent runs on this machine, and pods ignore reservations",
                 hint="to keep pods from a GPU, use: tranche cordon GPU",
             )
         gpus = choose(view, count, wanted.begins, wanted.ends, wanted.gpu_uuids)

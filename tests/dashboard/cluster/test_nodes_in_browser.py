@@ -110,7 +110,6 @@ def test_a_server_that_comes_back_with_another_cluster_is_seen_as_a_whole(browse
 def test_the_guides_pictures(browser: Any, pytestconfig: pytest.Config) -> None:
     """Nobody compares pixels; new pictures are taken with the goldens."""
     taken = {}
-    with serving(60, 0, kind="mixed") as port:
-        with viewing(browser, port, size=(1000, 700)) as viewer:
-            taken["pictures/cluster-nodes.png"] = viewer.page.screenshot()
+    with serving(60, 0, kind="mixed") as port, viewing(browser, port, size=(1000, 700)) as viewer:
+        taken["pictures/cluster-nodes.png"] = viewer.page.screenshot()
     keep_pictures(taken, pytestconfig)

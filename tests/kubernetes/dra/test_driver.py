@@ -332,7 +332,7 @@ def test_instances_that_somebody_else_made_or_uses_are_refused_by_name() -> None
             with host.ledger.write() as db:
                 db.execute("DELETE FROM owned_instances")
             (error,) = await node.prepare(node.allocate("b", "gpu-0-2g-10gb-0"))
-            assert "which Tranche did not make" in error
+            assert "which Tranche did not create" in error
             assert len(host.observe().gpus[0].instances) == 1
 
     on_claim_node(test, "A100-40GB")

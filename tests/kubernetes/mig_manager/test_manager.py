@@ -594,7 +594,7 @@ def test_a_gpu_whose_driver_refuses_keeps_no_layout_from_the_others_and_is_named
             await node.shows("failed", "HardwareError")
             assert node.condition is not None
             assert "GPU 1 (" in node.condition[2]
-            assert "it is done on the other 2 GPUs" in node.condition[2]
+            assert "the change succeeded on the other 2 GPUs" in node.condition[2]
             assert [node.slices(index) for index in range(3)] == [["3g.20gb"] * 2, [], ["3g.20gb"] * 2]
             made = node.slice_uuid(0, 0)
             machine.clear_injections()

@@ -277,7 +277,7 @@ def test_pods_that_a_kubelet_has_forgotten_are_named_until_it_lists_them(tmp_pat
         assert await named() == ([], []), "it may find them yet"
         scene.now += SETTLED_SECONDS
         (finding,), (event,) = await named()
-        assert finding.endswith("its next restart ends running pods: ns/a, ns/b")
+        assert finding.endswith("its next restart will end running pods: ns/a, ns/b")
         assert "ns/a, ns/b; let them end, or delete them" in event
         scene.kubelet.holders |= listed
         assert await named() == ([], [])

@@ -260,7 +260,7 @@ def _change(situation: NodeObservation, layout: Layout, change: LayoutDecision) 
         if situation.asks_reboot(attempt) and not waits:
             return _reboot(situation)
     if change.blockers and situation.policy is InUsePolicy.REFUSE:
-        message = f"{change.purpose} was refused without any change: {describe_users(change.blockers)}"
+        message = f"{change.purpose} was refused, and nothing changed: {describe_users(change.blockers)}"
         return _at_rest(situation, _failure(ReportReason.IN_USE, message))
     if waits and situation.turn is not None:
         message = f"{change.purpose} waits for its turn: {situation.turn.why_not}"

@@ -55,7 +55,7 @@ _PAUSE_SECONDS = 0.1
 def _destroy_instance(step: DestroyInstance, gpu: GpuState, machine: HostContext) -> None:
     """Destroy the compute instances, then the GPU instance; retries for two seconds while it stays in use."""
     instance = step.instance(gpu)
-    assert instance is not None, "a step in effect is not carried out"
+    assert instance is not None, "a step that is already in effect is skipped"
     for compute in instance.compute_instances:
         machine.driver.destroy_compute_instance(gpu.uuid, instance.id, compute.id)
     for attempt in range(1, _ATTEMPTS + 1):
@@ -338,7 +338,7 @@ def _of_several(errors: Sequence[TrancheError], *, done: int) -> TrancheError:
     """One error for all GPUs that failed; it also counts the GPUs with a completed change."""
     first = errors[0]
     messages = "; ".join(error.message for error in errors)
-    rest = f"; it is done on the other {done} GPUs" if done > 1 else "; it is done on the other GPU" if done else ""
+    rest = f"; the change succeeded on the other {f'{done} GPUs' if done > 1 else 'GPU'}" if done else ""
     error = type(first)(f"{messages}{rest}", hint=first.hint)
     error.gpu_uuid = first.gpu_uuid
     return error

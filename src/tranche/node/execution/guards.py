@@ -71,7 +71,7 @@ def _refuse_unavailable(db: sqlite3.Connection, device: WholeGpu | Slice, gpu: G
     for each in others:
         if any(overlap(grant, device) for grant in each.grants):
             raise GpuBusy(
-                f"{gpu.label} takes no new shares while allocation {each.id} holds a part of it: {why}",
+                f"{gpu.label} accepts no new shares while allocation {each.id} holds a part of it: {why}",
                 hint="see it with: tranche ps",
             )
 
@@ -82,7 +82,7 @@ def refuse_changing(view: NodeView, plan: Plan) -> None:
         if gpu_uuid in view.changing:
             raise GpuBusy(
                 f"{view.node.gpu(gpu_uuid).label} is being changed by another command",
-                hint="run this command again when the change has ended; see: tranche events",
+                hint="run this command again once that change is complete; see: tranche events",
             )
 
 
@@ -104,7 +104,7 @@ def refuse_held(db: sqlite3.Connection, step: Step, label: str, allocation_id: s
                     )
             case TakesRoom(occupant):
                 if holder := _holder_of_room(db, step, occupant, allocation_id):
-                    raise GpuBusy(f"{label}: the room at {occupant.placement} is held by allocation {holder}")
+                    raise GpuBusy(f"{label}: placement {occupant.placement} is held by allocation {holder}")
             case TakesGpu():
                 if holder := register.holder_on_gpu(db, step.gpu_uuid, but=allocation_id):
                     raise GpuBusy(f"{label}: cannot {step} while allocation {holder} holds a part of it")

@@ -82,7 +82,7 @@ class TimesliceStore:
     def set(self, gpu: GpuState, length: Timeslice, driver: NvmlDriver) -> None:
         """Let the driver use that length. Raises VerificationFailed when it does not show it."""
         if gpu.mig_enabled:
-            raise HardwareError(f"{gpu.label} is in MIG mode, and time slices need a GPU without MIG mode")
+            raise HardwareError(f"{gpu.label} is in MIG mode, but a time slice can be set only with MIG mode off")
         record = self._read(gpu.uuid)
         there = record.set and record.boot == boot_id()
         before = record.before if there else str(driver.timeslice(gpu.uuid))

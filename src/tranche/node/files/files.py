@@ -166,8 +166,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_scalar(node)
 
 
-_TOO_MANY = f"it has more than {NODE_LIMIT} values, counted with every alias written out"
-_TOO_DEEP = f"it is nested more than {DEPTH_LIMIT} deep, counted with every alias written out"
+_TOO_MANY = f"it has more than {NODE_LIMIT} values with every alias expanded"
+_TOO_DEEP = f"it is nested more than {DEPTH_LIMIT} levels deep with every alias expanded"
 
 
 def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None], depth: int) -> tuple[int, int]:
@@ -200,7 +200,7 @@ def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise _DuplicateKey(f"the key {key} is there twice")
+            raise _DuplicateKey(f"the key {key} appears twice")
         found[key] = value
     return found
 

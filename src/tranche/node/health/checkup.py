@@ -32,7 +32,7 @@ from tranche.node.store import chronicle, records
 from tranche.node.store.ledger import Ledger
 from tranche.node.store.register import contradictory_tables
 
-FORGOTTEN = "the kubelet has lost its checkpoint, and its next restart ends running pods"
+FORGOTTEN = "the kubelet has lost its checkpoint, and its next restart will end running pods"
 FORGOTTEN_HINT = "let them end, or delete them, before the kubelet restarts"
 
 _TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
@@ -176,7 +176,7 @@ def check_decisions(places: StateFolder) -> Finding:
 def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
     """Whether dead processes left something, and whether every granted share still exists."""
     if recovery_needed:
-        text = "dead processes left behind plans, shares or places in the queue"
+        text = "dead processes left plans, shares or queue places behind"
         yield Finding("leftovers", Status.WARN, text, "to clean them up, run: tranche ps")
     else:
         yield Finding("leftovers", Status.PASS, "no dead process left anything behind")
@@ -246,7 +246,7 @@ def _unavailable_hint(record: DaemonRecord | None, *, shared: bool) -> str:
         return "the device has no shares, so there is nothing to end: the next decision replaces the daemon"
     if record is not None and not record.fault and record.halted_pid:
         return f"resume it with: kill -CONT {record.halted_pid}; programs that share the device keep their shares"
-    return "end all shares of the device, and a new daemon starts; list the shares with: tranche ps"
+    return "end all shares of the device to get a new daemon; list the shares with: tranche ps"
 
 
 def _mode_command(gpu: GpuState, *, exclusive: bool) -> str:
@@ -262,7 +262,7 @@ def _check_gpu(gpu: GpuState) -> Iterator[Finding]:
     blocking = gpu.all_processes if gpu.mode_change_needs_reset and not gpu.mig_enabled else ()
     if gpu.mig_capable and blocking:
         names = ", ".join(map(str, blocking))
-        text = f"{names} would block a reset, and so a change of MIG mode"
+        text = f"{names} would block a reset, and therefore a change of MIG mode"
         hint = "leave it alone if tranche ps lists a share of this GPU; otherwise end it before the GPU is partitioned"
         yield Finding("reset", Status.WARN, text, hint, gpu.index)
     if gpu.mig_capable:
@@ -271,13 +271,15 @@ def _check_gpu(gpu: GpuState) -> Iterator[Finding]:
 
 def _mig_finding(gpu: GpuState) -> Finding:
     if not gpu.mig_capable:
-        return Finding("mig", Status.PASS, f"{gpu.name} has no MIG: Tranche gives it whole or in parts", "", gpu.index)
+        return Finding(
+            "mig", Status.PASS, f"{gpu.name} does not support MIG: Tranche grants it whole or in parts", "", gpu.index
+        )
     if gpu.mode_pending:
-        text = f"MIG mode is {gpu.mode} and becomes {gpu.pending_mode} at a reset"
+        text = f"MIG mode is {gpu.mode} and will be {gpu.pending_mode} after a reset"
         return Finding(
             "mig", Status.WARN, text, f"reset the GPU when it is idle: nvidia-smi --gpu-reset -i {gpu.index}", gpu.index
         )
-    reset = ", a change needs a reset" if gpu.mode_change_needs_reset else ""
+    reset = "; changing it needs a reset" if gpu.mode_change_needs_reset else ""
     return Finding("mig", Status.PASS, f"{gpu.name}: MIG mode is {gpu.mode}{reset}", "", gpu.index)
 
 
@@ -327,8 +329,8 @@ def check_container_toolkit(config: Path = _TOOLKIT_CONFIG, kubelet: Path = _KUB
     yield Finding(
         "container-toolkit",
         Status.WARN,
-        "a container that the NVIDIA runtime starts sees every GPU if it sets NVIDIA_VISIBLE_DEVICES=all, even without a device "
-        f"of its own: {config} does not set {_TOOLKIT_REFUSES} = false",
+        "a container that the NVIDIA runtime starts sees every GPU if it sets NVIDIA_VISIBLE_DEVICES=all, even if it has no "
+        f"device of its own: {config} does not set {_TOOLKIT_REFUSES} = false",
         "if containers get devices through CDI or volume mounts: "
         f"sudo nvidia-ctk config --in-place --set {_TOOLKIT_REFUSES}=false",
     )

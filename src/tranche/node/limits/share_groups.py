@@ -221,7 +221,7 @@ CANARY = "TRANCHE_LIMIT_CANARY"
 _CANARY_CONTEXT = 544 * MIB
 """The context of the program that tests a limit: 527 MiB on an H200, the largest GPU tried."""
 _AGAIN_SECONDS = 600.0
-_NOT_KEPT = "the driver shows a limit but lets a program exceed it"
+_NOT_KEPT = "the driver reports a limit but lets a program exceed it"
 
 
 class _LimitTrial(NamedTuple):

@@ -58,7 +58,7 @@ def _turn(places: StateFolder, seconds: float | None) -> FileLock:
             raise WaitTimeout(
                 f"other processes held the decision lock, and this one did not get it within {seconds:.0f} s; "
                 f"{holder} holds it now",
-                hint="run the command again when fewer requests arrive at once",
+                hint="run the command again when there are fewer requests",
             ) from error
         raise _slow(holder) from error
 
@@ -80,7 +80,7 @@ def slow_decision(places: StateFolder) -> WaitTimeout | None:
 
 
 def _slow(holder: LockHolder) -> WaitTimeout:
-    what = f"{holder} has been deciding for {holder.seconds:.0f} s, and no other process can decide meanwhile"
+    what = f"{holder} has been deciding for {holder.seconds:.0f} s, and no other process can decide in the meantime"
     return WaitTimeout(what, hint=_hint(holder))
 
 

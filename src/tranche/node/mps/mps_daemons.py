@@ -155,7 +155,7 @@ class MpsDaemonManager:
         if serving:
             # A new limit overwrites limits that others have set.
             if why := self.refuse_changed(record):
-                raise GpuBusy(f"{gpu.label} takes no new shares: its MPS daemon admits no clients: {why}")
+                raise GpuBusy(f"{gpu.label} accepts no new shares: its MPS daemon admits no clients: {why}")
             record = record._replace(raising=max(limit, record.limit))
             self.records.write(record)
         daemon = process.find() if serving else process.start(device_uuid, sleep=sleep)
@@ -175,7 +175,7 @@ class MpsDaemonManager:
         record = record._replace(raising=0)
         self.records.write(record)
         if serving and (why := self.refusal(record)):
-            raise GpuBusy(f"{gpu.label} takes no new shares: its MPS daemon admits no clients: {why}")
+            raise GpuBusy(f"{gpu.label} accepts no new shares: its MPS daemon admits no clients: {why}")
 
     def open_to(self, allocation: Allocation, uid: int) -> None:
         """Let programs of that user reach the daemons of the allocation's parts, if the daemons are another user's."""
@@ -309,8 +309,8 @@ class MpsDaemonManager:
             if halted := record.halted:
                 return halted
             if patience < JOIN_SECONDS:
-                raise WaitTimeout(f"the MPS server of {record.device_uuid} answered no client within {patience:g} s")
-            return self.refuse_clients(record, f"its server answered no client within {patience:g} s")
+                raise WaitTimeout(f"the MPS server of {record.device_uuid} did not respond within {patience:g} s")
+            return self.refuse_clients(record, f"its server did not respond within {patience:g} s")
         if not attempt.refused:
             return ""
         why = f"its server refused a client with {attempt.refused}"
@@ -403,7 +403,7 @@ def _refuse_silent(
     Until a server has the GPU, the compute mode admits one program that bypasses the daemon.
     """
     attempt = process.join(device_uuid, seconds=_SERVER_SECONDS)
-    why = f"answers no client within {_SERVER_SECONDS:g} s" if attempt.silent else ""
+    why = f"did not respond within {_SERVER_SECONDS:g} s" if attempt.silent else ""
     if attempt.refused:
         why = f"refuses clients with {attempt.refused}"
     if why:
@@ -450,7 +450,7 @@ def _refuse_unavailable(daemons: MpsDaemonManager, part: FractionalShare, second
     if record is None:
         return  # it has died and was cleared; the check of the part's limits sees that
     if why := daemons.refusal(record, seconds):
-        error = GpuBusy(f"device {record.device_uuid} takes no new shares: its MPS daemon admits no clients: {why}")
+        error = GpuBusy(f"device {record.device_uuid} accepts no new shares: its MPS daemon admits no clients: {why}")
         error.gpu_uuid = part.gpu_uuid
         raise error
 

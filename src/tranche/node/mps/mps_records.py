@@ -216,7 +216,7 @@ class DaemonRecordStore:
         except OSError as error:
             raise LedgerUnavailable(
                 f"cannot read the records of MPS daemons in {self.folder}: {error.strerror}",
-                hint="Tranche decides nothing until it can read them: check the folder's permissions and the disk",
+                hint="Tranche makes no decisions until it can read them: check the folder's permissions and the disk",
             ) from error
         found, damaged = [], set()
         for name in names:

@@ -153,7 +153,7 @@ def connect(path: Path) -> ServiceConnection:
         end.close()
         raise ServiceUnavailable(
             f"the service of this machine does not answer at {path}: {error.strerror}",
-            hint="if the service is not just starting, ask an administrator to start it: tranche serve",
+            hint="the service may still be starting; if not, ask an administrator to start it: tranche serve",
         ) from error
     connection = ServiceConnection(end)
     _, uid = connection.peer()

@@ -29,7 +29,7 @@ def register_folder(home: Path) -> Path | None:
     except PermissionError as error:
         raise PermissionDenied(
             f"no permission to read {home}, where this machine's register is",
-            hint="use sudo, or have an administrator let others read that folder",
+            hint="use sudo, or ask an administrator to make that folder readable",
         ) from error
     except OSError as error:
         if os.path.lexists(home) and not home.is_dir():

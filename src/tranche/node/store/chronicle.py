@@ -196,7 +196,7 @@ def boot_ended(db: sqlite3.Connection, time: float, boot_id: str, asked: str, er
     from tranche.core.events import BootEnded
 
     if error is None:
-        message = f"at boot: the GPUs are partitioned for {asked}"
+        message = f"at boot: the GPUs are partitioned as {asked} specifies"
     else:
         message = f"at boot: {error.message}" + (f" ({error.hint})" if error.hint else "")
     _write(db, time, BootEnded(boot_id, asked, "" if error is None else error.reason), message)
@@ -220,7 +220,7 @@ def gpu_lost(db: sqlite3.Connection, time: float, gpu: GpuState) -> None:
         _write(db, time, GpuLost(), f"{gpu.label}: the driver has lost it", gpu_uuid=gpu.uuid)
     else:
         cause = _newest(db, _LOSS, gpu.uuid)
-        _write(db, time, GpuRecovered(), f"{gpu.label}: the driver has it again", cause, gpu_uuid=gpu.uuid)
+        _write(db, time, GpuRecovered(), f"{gpu.label}: the driver can reach it again", cause, gpu_uuid=gpu.uuid)
 
 
 def policy_changed(db: sqlite3.Connection, time: float, gpu_uuid: str, what: str, use: GpuPolicy | None) -> None:

@@ -119,7 +119,7 @@ class Ledger:
     def _too_new(self, version: int) -> LedgerTooNew:
         return LedgerTooNew(
             f"the ledger {self.path} was written by a newer version of tranche (format {version}, "
-            f"this version knows {schema.SCHEMA_VERSION})",
+            f"this version supports {schema.SCHEMA_VERSION})",
             hint="upgrade tranche",
         )
 
@@ -198,7 +198,7 @@ class Ledger:
             holder = LockHolder(pids[0] if pids else 0, 0.0)
             ending = f", for example with kill -9 {holder.pid}" if holder.pid else ""
             raise self._timeout(
-                f"the ledger {self.path} could not be written for {self._patience:g} s: {holder} is writing",
+                f"the ledger {self.path} could not be written for {self._patience:g} s: {holder} is writing to it",
                 hint=f"end that process{ending}: SQLite rolls back its unfinished write",
             ) from error
         finally:
@@ -312,14 +312,14 @@ def _identity(path: Path) -> tuple[int, int, int]:
 
 
 _MOVE_AWAY = (
-    "end the workloads that tranche started, move the file away, and run the command again: instances are found on the "
-    "GPUs and adopted"
+    "end the workloads that tranche started, move the file away, and run the command again: it finds and adopts the "
+    "instances on the GPUs"
 )
 
 
 def _emptied(path: Path) -> LedgerCorrupt:
     return LedgerCorrupt(
-        f"the ledger {path} or its log was emptied or cut short while other processes had it open",
+        f"the ledger {path} or its log was emptied or truncated while other processes had it open",
         hint=f"move {path}* away, and run the command again: it creates a new ledger and finds the existing shares",
     )
 

@@ -137,9 +137,9 @@ def _note(option: Option) -> str:
             return f"{what}, new"
         case OptionKind.REPLACE:
             count = option.destroys
-            return f"{what}, new in place of {count} idle instance{'s' if count > 1 else ''}"
+            return f"{what}, replacing {count} idle instance{'s' if count > 1 else ''}"
         case OptionKind.MODE:
-            return f"{what}, new after turning MIG mode on"
+            return f"{what}, created after enabling MIG mode"
 
 
 def _part_note(part: FractionalShare, option: Option) -> str:

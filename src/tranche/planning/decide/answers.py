@@ -299,7 +299,7 @@ def why_thrifty(request: Request, means: MachineSharing, gpus: Sequence[GpuOccup
     if not means.offered:
         return ""
     if any(here.whole for here in gpus):
-        return "GPUs are held whole or in parts here"
+        return "some GPUs are held whole or in parts"
     untouched = sum(
         here.untouched and not here.changing and not here.withheld and gpu_blocked(here) is None for here in gpus
     )

@@ -112,7 +112,7 @@ def _no_part(request: Request, gpu: GpuState, rules: GpuSharing) -> Obstacle:
 
 
 def _too_small(gpu: GpuState, amount: int, most: int) -> Obstacle:
-    text = f"has {format_memory(most)} for programs"
+    text = f"has {format_memory(most)} available to programs"
     return obstacle(gpu, Reason.MEMORY_TOO_SMALL, text, missing_memory=amount - most)
 
 
@@ -206,7 +206,7 @@ def _impossible(
         offered = sorted({p.name for gpu in gpus for p in gpu.profiles if p.starts})
         if not offered:
             return ProfileUnknown(
-                f"no GPU on this machine offers {request.demand.profile}: none has MIG",
+                f"no GPU on this machine offers {request.demand.profile}: none supports MIG",
                 hint=_A_WHOLE_GPU,
             )
         return ProfileUnknown(
@@ -215,7 +215,7 @@ def _impossible(
         )
     largest = max(gpu.usable_memory for gpu in gpus)
     return DoesNotFit(
-        f"{request} is more than any GPU on this machine has; the largest has {format_memory(largest)} for programs",
+        f"{request} is more than any GPU on this machine has; the largest has {format_memory(largest)} available to programs",
         hint="ask for less, or for several whole GPUs with --gpus N",
     )
 

@@ -89,7 +89,7 @@ def slice_obstacle(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> Obstac
         return obstacle(
             gpu,
             Reason.FOREIGN_INSTANCES,
-            f"idle instances that Tranche did not make occupy the room for {profile.name}",
+            f"idle instances that Tranche did not create occupy the room for {profile.name}",
             missing_slices=missing,
             instances=tuple(map(gpu.key, tenancy.idle_foreign)),
         )
@@ -98,12 +98,12 @@ def slice_obstacle(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> Obstac
     if any(profiles_exclude(profile.name, each.profile) for each in tenancy.fixed):
         text = f"{profile.name} needs media engines that another instance uses"
     elif free < profile.size:
-        text = f"{_slices_text(free)} free of {gpu.memory_slices}, {profile.name} takes {profile.size}"
+        text = f"{free} of {gpu.memory_slices} memory slices free, but {profile.name} needs {profile.size}"
     elif _arrangeable(tenancy, profile):
         reason = Reason.FRAGMENTED
         text = f"{_slices_text(free)} free, but not where {profile.name} can be placed"
     else:
-        text = f"{_slices_text(free)} free, but {profile.name} has no room there, even if the others moved"
+        text = f"{_slices_text(free)} free, but {profile.name} would not fit even if the others moved"
     return obstacle(
         gpu,
         reason,
@@ -138,7 +138,7 @@ def gpu_blocked(tenancy: GpuOccupancy) -> Obstacle | None:
         return obstacle(
             gpu,
             Reason.MIG_MODE_CHANGE_PENDING,
-            f"MIG mode is {gpu.mode}, {gpu.pending_mode} after a reset",
+            f"MIG mode is {gpu.mode}, and will be {gpu.pending_mode} after a reset",
             allocation_ids=ids,
             processes=gpu.all_processes,
         )

@@ -151,8 +151,8 @@ def room_left(
     room = capacity(account.sharing, memory_of(device, gpu))
     left = room - account.memory - way.memory
     if left < 0:
-        text = f"{format_memory(max(0, room - account.memory))} free of the {format_memory(room)} that are shared"
-        text = f"{where}{text}, but the request needs {format_memory(way.memory)}"
+        text = f"{format_memory(max(0, room - account.memory))} free of {format_memory(room)} shared"
+        text = f"{where.replace(' is ', ' has ')}{text}, but the request needs {format_memory(way.memory)}"
         return obstacle(gpu, Reason.NO_ROOM, text, missing_memory=-left, allocation_ids=ids)
     if account.compute + (wish.compute or 0) > ALL_COMPUTE:
         text = (
@@ -160,7 +160,7 @@ def room_left(
         )
         return obstacle(gpu, Reason.NO_ROOM, text, allocation_ids=ids)
     if account.sharing is Sharing.MPS and account.holders >= _clients(gpu, device, wish):
-        text = f"{where}shared by {account.holders}, and MPS accepts no more programs there"
+        text = f"{where}shared by {account.holders} holders, and MPS accepts no more programs there"
         return obstacle(gpu, Reason.NO_ROOM, text, allocation_ids=ids)
     return left
 

@@ -217,7 +217,7 @@ def _slice_steps(found: GpuOccupancy, wanted: Slice) -> tuple[Step, ...] | Obsta
         return () if change == 0 else (create,)
     if foreign := foreign_in_the_way(wanted, gpu, found.idle_foreign):
         names = ", ".join(f"{each.profile} at {each.placement}" for each in foreign)
-        text = f"{_named(wanted)} needs the room of {names}, which Tranche did not make"
+        text = f"{_named(wanted)} needs room occupied by {names}, which Tranche did not create"
         return obstacle(gpu, Reason.FOREIGN_INSTANCES, text, instances=tuple(map(gpu.key, foreign)))
     return (*(DestroyInstance(gpu.uuid, each.profile, each.placement) for each in near), create)
 
@@ -260,7 +260,7 @@ def _closed(found: GpuOccupancy, part: FractionalShare, account: DeviceUsage) ->
     if not _device_stands(part.device, gpu):
         return "is shared, but no longer exists"
     if part.sharing is Sharing.MPS and (why := unavailable(gpu, part.slot)):
-        return f"takes no new shares: {why}"
+        return f"accepts no new shares: {why}"
     return "has shares that lost their memory limits" if account.broken else ""
 
 

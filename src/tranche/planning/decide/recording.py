@@ -86,7 +86,7 @@ def _decode(hint: Any, data: Any) -> Any:
     if hint is float and isinstance(data, int):
         return float(data)
     if hint not in (bool, int, float, str) or not isinstance(data, hint):
-        raise TypeError(f"{reprlib.repr(data)} is no {hint}")
+        raise TypeError(f"{reprlib.repr(data)} is not of type {hint}")
     return data
 
 
@@ -206,7 +206,7 @@ def _fault(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"it has no {error}"
     if isinstance(error, TypeError | AttributeError):
-        return "a part of it has a different type than Tranche writes"
+        return "a field has the wrong type"
     return str(error)
 
 

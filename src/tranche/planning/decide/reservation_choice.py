@@ -29,9 +29,9 @@ def choose(view: NodeView, count: int, begins: float, ends: float, named: Collec
         others = "; ".join(f"{gpu.label} is already {taken[gpu.uuid]}" for gpu in asked if gpu.uuid in taken)
         few = f"only {len(free)} GPU{'' if len(free) == 1 else 's'} can be reserved from {span(begins, ends)}"
         if not named and closed:
-            few += ", without those that are cordoned"
+            few += ", not counting cordoned GPUs"
         raise NoRoom(
-            f"{count} GPUs were asked for, but {few}{f': {others}' if others else ''}",
+            f"{count} GPUs were requested, but {few}{f': {others}' if others else ''}",
             hint="see the reservations with: tranche reserve list",
         )
     return tuple(sorted(free[:count], key=lambda gpu: gpu.index))

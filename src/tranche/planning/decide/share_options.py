@@ -128,7 +128,7 @@ def no_part_text(request: Request, gpu: GpuState, rules: GpuSharing) -> str:
     if rules.use is GpuPolicy.OFF:
         return "is only granted whole: its policy is sharing=off"
     if request.isolation is Isolation.HARD:
-        return "has no MIG, and only MIG gives part of a GPU hard isolation"
+        return "does not support MIG, and a part with hard isolation requires MIG"
     if rules.use is GpuPolicy.MIG:
         return "is shared only in slices: its policy is sharing=mig"
     refused = [(each, rules.why_not(each, gpu) or _misfit(request, gpu, each)) for each in accepted(request)]
@@ -139,7 +139,11 @@ def no_part_text(request: Request, gpu: GpuState, rules: GpuSharing) -> str:
         return "limits the compute of a share with MPS, and a program can use MPS on only one GPU"
     if request.compute is not None:
         return f"a compute ceiling needs {ways}"
-    uncut = f"is not partitioned for requests, its policy is sharing={rules.use}" if gpu.mig_capable else "has no MIG"
+    uncut = (
+        f"is not partitioned for requests (its policy is sharing={rules.use})"
+        if gpu.mig_capable
+        else "does not support MIG"
+    )
     return f"{uncut}; a part of it needs {ways}"
 
 
@@ -167,5 +171,5 @@ def _misfit(request: Request, gpu: GpuState, sharing: Sharing) -> str:
     most = room - gpu.context_memory
     share = _smallest(room, gpu.context_memory) if isinstance(request.demand, GpuShare) else None
     if share is not None:
-        return f"a smaller share than {float(share):g} of it has no room for a CUDA context"
-    return f"its parts have at most {format_memory(most)}"
+        return f"a share smaller than {float(share):g} of it has no room for a CUDA context"
+    return f"its parts can have at most {format_memory(most)}"

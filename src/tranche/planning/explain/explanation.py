@@ -73,7 +73,7 @@ class Explanation:
             return f"{self.request} waits: {texts.pop()}"
         ready = self.answers.ready
         needed = gpus_needed(self.request)
-        return f"{self.request} waits: it needs {needed} GPU{'s' if needed > 1 else ''} and {ready} can serve it now"
+        return f"{self.request} waits: it needs {needed} GPU{'s' if needed > 1 else ''}, and {ready or 'none'} can serve it now"
 
 
 def explain(
@@ -118,7 +118,7 @@ def explain(
         helps = replace(helps, remedies=(first, *helps.remedies))
     if now is not None and (ended := _preempted_for(view, request, waiters, now)):
         ids = tuple(each.id for each in ended)
-        text = f"make the request: Tranche then preempts, within {GRACE_SECONDS:g} s, {', '.join(ids)}"
+        text = f"make the request: Tranche then preempts {', '.join(ids)} within {GRACE_SECONDS:g} s"
         helps = replace(helps, remedies=(Remedy(RemedyKind.PREEMPT, text, request, ids), *helps.remedies))
     return Explanation(request, None, impossible, found, helps, starts_by=starts)
 

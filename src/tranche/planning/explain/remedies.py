@@ -183,7 +183,7 @@ def stronger(view: NodeView, request: Request, freedom: PlanPermission, reserved
         return NO_ADVICE
     what = "a whole GPU" if granted.grants[0].slot is None else "a slice"
     names = _names(question.near, holders)
-    text = f"as {what} when {_listed(names)} end{'s' if len(names) == 1 else ''}"
+    text = f"get {what} when {_listed(names)} end{'s' if len(names) == 1 else ''}"
     # Only the full set of GPUs shows whether the machine then has room to spare.
     as_asked = question.granted(ended, request) if len(ended.node.gpus) == len(view.node.gpus) else None
     if as_asked is None or any(isinstance(grant, FractionalShare) for grant in as_asked.grants):
@@ -322,7 +322,7 @@ def _foreign(question: _Question) -> Iterator[Remedy]:
     keys = [key for step in granted.plan.steps if (key := step.destroys) is not None]
     foreign = tuple(key for key in keys if key not in question.view.owned)
     names = ", ".join(f"{k.profile} at {k.placement} of {question.view.node.gpu(k.gpu_uuid).label}" for k in foreign)
-    text = f"let Tranche destroy instances that it did not make ({names}): --adopt-foreign=destroy"
+    text = f"let Tranche destroy instances that it did not create ({names}): --adopt-foreign=destroy"
     if holders != _Holders():
         text = f"{_wait_text(question.near, holders)}, then {text}"
     yield Remedy(RemedyKind.DESTROY_FOREIGN, text, None, *holders.named, foreign)
@@ -437,9 +437,9 @@ def _wait_text(view: NodeView, holders: _Holders) -> str:
     names = _names(view, holders)
     if len(names) > _HOLDERS_LISTED:
         shown = ", ".join(names[:_HOLDERS_LISTED])
-        return f"wait for {len(names)} to end: {shown} and {len(names) - _HOLDERS_LISTED} more"
+        return f"wait for {len(names)} holders to end: {shown} and {len(names) - _HOLDERS_LISTED} more"
     if len(names) > _NAMED_AT_MOST:
-        return f"wait for {len(names)} to end: {', '.join(names)}"
+        return f"wait for {len(names)} holders to end: {', '.join(names)}"
     return f"wait for {_listed(names)} to end"
 
 

@@ -181,13 +181,15 @@ def _why_impossible(gpu: GpuState, wanted: Sequence[ProfileName]) -> str:
         profile = gpu.profile(name)
         most = 0 if profile is None else remaining_capacity(profile, ())
         if count > most:
-            return f"it takes at most {most}x {name}" if most else f"where {name} can be placed is not known"
+            return (
+                f"it has room for at most {most}x {name}" if most else f"the possible placements of {name} are unknown"
+            )
     for one, other in combinations(sorted({name.gpu_instance for name in wanted}), 2):
         if profiles_exclude(one, other):
             return f"{one} and {other} exclude each other"
     needed = sum(profile.size for name in wanted if name.spans_gpu_instance and (profile := gpu.profile(name)))
     if needed > gpu.memory_slices:
-        return f"they need {needed} memory slices, and it has {gpu.memory_slices}"
+        return f"they need {needed} memory slices, but it has only {gpu.memory_slices}"
     return "no set of placements fits them all"
 
 

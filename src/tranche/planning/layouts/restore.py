@@ -43,7 +43,9 @@ def plan_restore(
             lost.append(gpu.full_name)
             continue
         if not gpu.mig_capable:
-            raise CheckpointInvalid(f"the checkpoint has MIG instances for {gpu.label} ({gpu.name}), which has no MIG")
+            raise CheckpointInvalid(
+                f"the checkpoint has MIG instances for {gpu.label} ({gpu.name}), which does not support MIG"
+            )
         wanted = recorded_instances(gpu, recorded)
         users = gpu_users(view, gpu)
         change = change_mode(users, recorded.mig_enabled, skip_reset=skip_reset)

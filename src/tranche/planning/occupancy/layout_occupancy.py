@@ -130,6 +130,6 @@ def busy_error(purpose: str, users: tuple[User, ...]) -> GpuBusy:
     """The refusal that names every user in the way."""
     named = "; ".join(str(user) for user in users)
     return GpuBusy(
-        f"{purpose} was refused without any change: {named}",
-        hint="stop what uses it, or wait for it with --wait",
+        f"{purpose} was refused, and nothing changed: {named}",
+        hint="stop what is using it, or wait for it with --wait",
     )

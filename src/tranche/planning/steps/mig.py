@@ -37,7 +37,7 @@ class ModeStep(Step, ABC):
     def not_shown(self, after: GpuState) -> ModeChangePending:
         """The change stays pending."""
         return ModeChangePending(
-            f"{after.label}: MIG mode is {after.mode}, the change to {after.pending_mode} is still pending",
+            f"{after.label}: MIG mode is {after.mode}; the change to {after.pending_mode} is still pending",
             hint="a process is still using the GPU: stop it or reboot the machine, then run the command again",
         )
 

@@ -121,9 +121,9 @@ def refuse_unavailable(view: NodeView, grants: Sequence[Grant]) -> None:
             and grant.sharing is Sharing.MPS
             and (why := unavailable(gpu, grant.slot))
         ):
-            raise GpuBusy(f"{gpu.label} takes no new shares: {why}")
+            raise GpuBusy(f"{gpu.label} accepts no new shares: {why}")
         if isinstance(grant, FractionalShare) and (ids := unlimited_on(grant.device, view.allocations)):
-            raise GpuBusy(f"{gpu.label} takes no new shares: nothing limits the memory of {', '.join(ids)}")
+            raise GpuBusy(f"{gpu.label} accepts no new shares: nothing limits the memory of {', '.join(ids)}")
 
 
 def unlimited_on(device: WholeGpu | Slice, allocations: Iterable[Allocation]) -> tuple[str, ...]:
@@ -146,11 +146,11 @@ def refuse_recut(view: NodeView, grants: Sequence[Grant]) -> None:
             raise GpuBusy(f"{gpu.label}: {slot.profile} at {slot.placement} no longer exists")
         by_mps = isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS
         if slot is None and by_mps and (gpu.mig_enabled or gpu.mode_pending):
-            raise GpuBusy(f"{gpu.label} is not shared by MPS: its MIG mode is {_mode(gpu)} now")
+            raise GpuBusy(f"{gpu.label} is not shared by MPS: its MIG mode {_mode(gpu)}")
 
 
 def _mode(gpu: GpuState) -> str:
-    return f"to be {gpu.pending_mode}" if gpu.mode_pending else str(gpu.mode)
+    return f"will be {gpu.pending_mode} after a reset" if gpu.mode_pending else f"is now {gpu.mode}"
 
 
 def _ending(gpu: GpuState, plan: Plan, grants: Sequence[Grant]) -> Iterator[Step]:

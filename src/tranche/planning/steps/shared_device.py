@@ -164,8 +164,8 @@ class StopMps(DeviceStep):
     def not_shown(self, after: GpuState) -> MpsFailed:
         """Something of the daemon is still there."""
         return MpsFailed(
-            f"{after.label}: the MPS daemon of {self.place} did not end",
-            hint="run nvidia-smi to see what uses it; its log is in the state folder, under mps",
+            f"{after.label}: the MPS daemon of {self.place} did not exit",
+            hint="run nvidia-smi to see what is using the device; the daemon's log is in the state folder, under mps",
         )
 
 
