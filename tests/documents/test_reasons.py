@@ -92,7 +92,7 @@ def test_unlike_reasons_are_clauses_of_their_own_and_free_gpus_are_not_all() -> 
     told = said(view, wanted, {each.id: user("ada") for each in shares})
     assert (
         told
-        == "GPUs 0-1 are without room for it: ada has 4 shares; GPUs 3-4: cannot be partitioned: it does not support MIG"
+        == "GPUs 0-1 have no room for it: ada has 4 shares; GPUs 3-4: cannot be partitioned: it does not support MIG"
     )
 
 
