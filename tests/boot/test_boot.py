@@ -163,7 +163,7 @@ def test_on_a_machine_that_runs_the_unit_comes_and_goes(bootable: MakeBootable) 
     booted = made.boot()
     out = made.folder / "out"
     assert (out / "installed").read_text().split() == ["LoadState=loaded", "ActiveState=active"]
-    assert "for 19,19,19,19,19,19,19" in (out / "said").read_text()
+    assert "as 19,19,19,19,19,19,19 specifies" in (out / "said").read_text()
     assert (out / "removed").read_text().split() == ["LoadState=not-found", "ActiveState=inactive"]
     assert "tranche-boot.service" not in (out / "left").read_text().split()
     assert (booted.slices_for_kubelet, booted.failed) == (0, "")

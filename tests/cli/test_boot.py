@@ -325,5 +325,5 @@ def test_status_says_how_the_cut_ended(two_a100: TestMachine) -> None:
     two_a100.tranche(*command)
     shown = two_a100.json(*command, "status")
     assert (shown["reason"], shown["asked"]) == ("", "19,19,19,19,19,19,19")
-    assert "at boot: the GPUs are partitioned for" in two_a100.tranche(*command, "status").stdout
+    assert "at boot: the GPUs are partitioned as" in two_a100.tranche(*command, "status").stdout
     assert shown["file"].startswith(os.sep)
