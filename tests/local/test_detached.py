@@ -236,7 +236,7 @@ def test_only_a_run_that_is_over_starts_again(detaching: Detaching) -> None:
     assert (code, "which is running" in said) == (UsageError.exit_code, True), said
     assert len(shares(detaching.machine)) == 1
     for arguments, words in (
-        ("exp7 other", "no detached run other"),
+        ("exp7 other", "no detached run named other"),
         ("", "names or --lost"),
         ("exp7 --lost", "names or"),
     ):
@@ -321,7 +321,9 @@ def test_delete_keeps_an_ended_run_whose_processes_still_hold_the_share(detachin
     closed.mkdir(mode=0o700)
     detaching.session.do(f"export HOME={closed}; unset KUBERNETES_SERVICE_HOST")
     code, said = detaching.tranche("job delete exp7 none other")
-    assert (code, "no detached run none" in said, "deleted other" in said) == (GpuBusy.exit_code, True, True), said
+    assert (code, "no detached run named none" in said, "deleted other" in said) == (GpuBusy.exit_code, True, True), (
+        said
+    )
     assert (detaching.status, process_at(share["pid"]) is None) == ("ended", False)
     assert detaching.tranche(way.removeprefix("tranche "))[0] == 0
     assert detaching.tranche("job delete exp7") == (0, "deleted exp7\n")
@@ -406,7 +408,7 @@ def test_without_a_cluster_job_is_about_this_machine(detaching: Detaching) -> No
     code, said = detaching.tranche("job list")
     assert (code, "you have no detached runs on this machine" in said) == (0, True), said
     code, said = detaching.tranche("job logs other")
-    assert (code, "you have no detached run other on this machine" in said) == (UsageError.exit_code, True), said
+    assert (code, "you have no detached run named other on this machine" in said) == (UsageError.exit_code, True), said
     assert detaching.tranche("job list -A")[0] == KubeconfigInvalid.exit_code
 
 

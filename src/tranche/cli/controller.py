@@ -75,7 +75,7 @@ _OPTIONS = [
 def command(
     replica: str | None, certificate_lifetime: float, tier: str, log_format: str, verbose: bool, **options: Any
 ) -> None:
-    """Run the controller of a Kubernetes cluster until SIGTERM.
+    """Run the controller for a Kubernetes cluster until SIGTERM.
 
     In namespaces that opt in, the controller's webhook turns annotations of new pods into claims. On a cluster without
     claims, one replica chooses shares for waiting pods instead. The controller creates its own certificate and

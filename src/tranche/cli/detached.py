@@ -95,7 +95,7 @@ def restart(settings: Settings, names: Sequence[str], run: Callable[..., int], *
     found = [each for each in jobs if each.name in names or (lost and each.status == "lost")]
     if unknown := sorted({*names} - {each.name for each in found}):
         raise UsageError(
-            f"you have no detached run {unknown[0]} on this machine",
+            f"you have no detached run named {unknown[0]} on this machine",
             hint="list your detached runs with: tranche job list",
         )
     if store is None or not found:

@@ -93,10 +93,11 @@ def _own_job(name: str, *of_cluster: object) -> tuple[JobStore, MachineJob] | No
         return store, job
     if not any(of_cluster) and not _cluster_is_known():
         raise UsageError(
-            f"you have no detached run {name} on this machine", hint="list your detached runs with: tranche job list"
+            f"you have no detached run named {name} on this machine",
+            hint="list your detached runs with: tranche job list",
         )
     if store is not None:
-        say(f"you have no detached run {name} here; asking the cluster")
+        say(f"you have no detached run named {name} here; asking the cluster")
     return None
 
 

@@ -57,7 +57,7 @@ change_options = together(
         envvar="MIG_PARTED_HOOKS_FILE",
         help="File with commands to run before and after the change.",
     ),
-    click.option("-d", "--debug", is_flag=True, envvar="MIG_PARTED_DEBUG", help="Print the output of hooks on stderr."),
+    click.option("-d", "--debug", is_flag=True, envvar="MIG_PARTED_DEBUG", help="Print the output of hooks to stderr."),
     mode_only_option,
     skip_reset_option,
     click.option(

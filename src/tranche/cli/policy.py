@@ -194,7 +194,7 @@ def list_(settings: Settings, /, output: str) -> None:
     metavar="N",
     help="Maximum number of GPUs held at the same time, such as 1.5. A slice counts as its fraction of a GPU.",
 )
-@click.option("--gpu-memory", metavar="SIZE", help="Maximum GPU memory held at the same time, such as 40G.")
+@click.option("--gpu-memory", metavar="SIZE", help="Maximum GPU memory held at any one time, such as 40G.")
 @click.option(
     "--shares",
     metavar="N",

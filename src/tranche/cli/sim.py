@@ -84,7 +84,7 @@ def create(
 def destroy(name: str) -> None:
     """Remove a simulated machine and its state.
 
-    Programs that use the machine lose its driver.
+    Programs that run on the machine lose its driver.
     """
     SimulatedMachine.open(name).destroy()
     say(f"destroyed {name}")

@@ -72,7 +72,7 @@ def _moment(found: datetime.datetime, text: str) -> float:
         )
     if first != second:
         raise UsageError(
-            f"'{text}' occurs twice, because the clock is set back at that time",
+            f"'{text}' occurs twice, because the clocks go back at that time",
             hint=f"add the offset from UTC, as in '{found:%Y-%m-%d %H:%M}+01:00'",
         )
     return first
