@@ -212,7 +212,7 @@ def test_a_pod_about_which_nothing_can_be_said_waits_like_others() -> None:
         with patch("tranche.dashboard.cluster.waiting_page.explain_waiting", side_effect=KeyError("x")):
             failed = explain_pending(pod, Fleet(), gates, AllocationBackend.GATES)
         assert failed is not None
-        assert "it is unknown" in failed.message
+        assert "the reason is unknown" in failed.message
 
 
 def test_who_tells_of_new_gpus_all_the_time_does_not_fill_the_memory() -> None:
