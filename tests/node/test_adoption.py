@@ -209,6 +209,7 @@ def test_parts_are_taken_over_as_they_were_given_by_whatever_mechanism(
 
 
 ASKED = parse_request(gpu="0.2", compute="30")
+PREEMPTIBLE = parse_request(gpu="0.5", time="3m", preemptible="true")
 HALF = json.dumps({**request_to_dict(ASKED), "gpu": "%s"})
 
 
@@ -217,6 +218,7 @@ HALF = json.dumps({**request_to_dict(ASKED), "gpu": "%s"})
     [
         (json.dumps(request_to_dict(ASKED)), ASKED),
         (HALF % "1/2", parse_request(gpu="0.5", compute="30")),
+        (json.dumps(request_to_dict(PREEMPTIBLE)), PREEMPTIBLE),
         *[
             (text, None)
             for text in ("", "x", "[]", "{}", '{"gpus": -1}', HALF % "7", HALF % "1/0", HALF % ("1" * 2000))
@@ -236,6 +238,7 @@ def test_a_share_is_taken_over_with_what_was_asked_for(tmp_path: Path, text: str
             (found,) = host.view().allocations
             assert found.grants == (part._replace(unlimited=True),)
             assert (found.request == request_is) is (request_is is not None)
+            assert (found.memory, found.gpu_millionths) == (4 << 30, 300_000), "what it counts as in reports"
             assert request_is is not None or isinstance(found.request.demand, GpuMemory)
 
 

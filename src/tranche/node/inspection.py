@@ -16,6 +16,7 @@ from tranche.core.allocation import (
     devices,
     nearest_request,
     shared_memory,
+    size_of,
     with_lost_limits,
 )
 from tranche.core.errors import TrancheError
@@ -123,6 +124,7 @@ class MachineReader:
         contexts = {gpu.uuid: gpu.context_memory for gpu in view.node}
         found = shares_of_processes(there, self._places.state_dir, uid=owner, now=now, contexts=contexts)
         found += devices_of_pods(there, now=now, new_id=self._machine.new_id, of_this_machine=self._is_of_this_machine)
+        found = tuple(each._replace(**size_of(each.grants, view.node)._asdict()) for each in found)
         note_missing(self._daemons, self.node(), [grant for each in found for grant in each.grants])
         with self._ledger.write() as db:
             known = register.allocations(db)

@@ -67,6 +67,7 @@ _REQUEST_FIELDS = {
     "count": int,
     "computePercent": int,
     "timeLimitSeconds": int,
+    "preemptible": bool,
 }
 _LONGEST_REQUEST = 1000
 _BYTES = re.compile("[1-9][0-9]{0,14}")

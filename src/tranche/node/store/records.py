@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from tranche.core.allocation import Cordon
+from tranche.core.errors import PermissionDenied
 from tranche.core.grid import Placement
 from tranche.core.idle import LONGEST_GAP_SECONDS, IdlePeriod, IdlePolicy
 from tranche.core.profile import parse_profile
@@ -167,6 +168,15 @@ def set_idle_policy(db: sqlite3.Connection, policy: IdlePolicy) -> None:
 def preemption(db: sqlite3.Connection) -> bool:
     """Whether commands may be preemptible."""
     return db.execute("SELECT 1 FROM preemption").fetchone() is not None
+
+
+def refuse_preemptible(db: sqlite3.Connection, request: Request) -> None:
+    """PermissionDenied for a preemptible request, unless the administrator allows them."""
+    if request.preemptible and not preemption(db):
+        raise PermissionDenied(
+            "this machine does not allow preemptible commands",
+            hint="an administrator allows them with: tranche policy preemption --on",
+        )
 
 
 def set_preemption(db: sqlite3.Connection, *, allowed: bool) -> None:
