@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -102,6 +104,16 @@ def test_what_the_workload_left_running_is_ended_too(two_a100: TestMachine) -> N
     assert f"pid {child}" in done.stderr
     two_a100.tranche("release", allocation["id"], "--terminate")
     wait_until(lambda: not _lives(child))
+    assert two_a100.json("ps")["allocations"] == []
+
+
+def test_programs_that_start_another_when_they_are_asked_to_end_are_ended(two_a100: TestMachine) -> None:
+    heirs = "import os, signal, time; signal.signal(15, lambda *_: os.fork())\nwhile True: time.sleep(600)"
+    two_a100.hold("--mig-profile", "1g.5gb", script=f"exec '{sys.executable}' -c '{heirs}'")
+    share = two_a100.one_running()
+    wait_until(lambda: _name(share["pid"]).startswith("python"))
+    time.sleep(0.3)  # until it heeds the signal in its own way
+    two_a100.tranche("release", share["id"], "--terminate", "--grace", "0.5")
     assert two_a100.json("ps")["allocations"] == []
 
 

@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.02
 _ASK_SECONDS = 0.2
 """Between questions to the service."""
 _OWNER_SECONDS = 5.0
-_ROUNDS = 5
+_ROUNDS, _ROUNDS_WITH_SIGTERM = 5, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +140,11 @@ def take_back(
         undrained.update({each.device_uuid: each for each in drain(host.daemons, allocation, doomed)})
 
     # What the workload started may outlive it, keeps the share as long as it lives, and may start more meanwhile.
-    for _ in range(_ROUNDS if terminate else 1):
+    for number in range(_ROUNDS if terminate else 1):
         if not pids and not remains.locked:
             break
-        last = end_processes(pids, grace, ending) or last
+        # What starts more when it is asked to end would double in each round.
+        last = end_processes(pids, grace if number < _ROUNDS_WITH_SIGTERM else 0.0, ending) or last
         ended += pids
         _await_owner(host, allocation_id)
         remains = look()
