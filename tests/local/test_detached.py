@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -429,16 +429,52 @@ def test_why_a_run_failed_is_in_its_log_before_it_counts_as_ended(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(JobStore, "write", look_first)
     folder = tmp_path / "tranche" / "jobs" / os.uname().nodename / "exp7"
+    detach_here(fail_later)
+    wait_until(known.exists)
+    assert known.read_text() == f"{WaitTimeout.exit_code}: error: too late\n"
+
+
+def test_a_run_goes_on_while_its_disk_is_full_and_its_end_is_known_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, ran, write = tmp_path / "full", tmp_path / "ran", JobStore.write
+
+    def write_where_there_is_room(self: JobStore, job: MachineJob) -> None:
+        if full.exists():
+            raise OutputUnwritable("No space left on device")
+        write(self, job)
+
+    def run_twice(settings: Settings, command: Sequence[str], how: Launch, **options: Any) -> int:
+        how.starting({"TRANCHE_ALLOCATION": "a"})
+        full.touch()
+        how.waits_again()  # it was preempted
+        how.starting({"TRANCHE_ALLOCATION": "b"})
+        ran.touch()
+        return 5
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(JobStore, "write", write_where_there_is_room)
+    monkeypatch.setattr("tranche.cli.detached._ROOM_SECONDS", 0.05)
+    detach_here(run_twice)
+    wait_until(ran.exists)
+    store = open_jobs(os.environ)
+    assert store is not None
+    assert (store.jobs()[0].exit_code, store.jobs()[0].status) == (None, "running")
+    full.unlink()
+    wait_until(lambda: store.jobs()[0].exit_code == 5)
+    assert (store.jobs()[0].allocation_id, store.jobs()[0].status) == ("b", "ended")
+
+
+def detach_here(run: Callable[..., int]) -> None:
+    """Detach a run that does this from a fork of this process."""
     caller = os.fork()
     if caller == 0:
         code, sys.stdout, sys.stderr = 99, sys.__stdout__, sys.__stderr__
         try:
-            code = run_detached(Settings(), ["true"], "exp7", {"gpus": "1", "quiet": True}, fail_later)
+            code = run_detached(Settings(), ["true"], "exp7", {"gpus": "1", "quiet": True}, run)
         finally:
             os._exit(code)
     assert os.waitpid(caller, 0)[1] == 0
-    wait_until(known.exists)
-    assert known.read_text() == f"{WaitTimeout.exit_code}: error: too late\n"
 
 
 def test_the_latest_ended_runs_are_kept(tmp_path: Path) -> None:

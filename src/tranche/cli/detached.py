@@ -20,6 +20,7 @@ from tranche.cli.runtime import Settings, open_host, register_places, socket_of_
 from tranche.core.errors import (
     AllocationUnknown,
     JobFailed,
+    OutputUnwritable,
     ServiceUnavailable,
     TrancheError,
     UsageError,
@@ -39,6 +40,7 @@ _COLUMNS = ("NAME", "REQUEST", "STATUS", "EXIT", "AGE", "COMMAND")
 _NOT_OF_THE_REQUEST = frozenset({"wait", "timeout", "adopt_foreign", "record", "cdi", "quiet"})
 _GRACE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
+_ROOM_SECONDS = 5.0
 
 
 def run_detached(
@@ -176,7 +178,7 @@ class _DetachedRun:
             fail(error.message, error.hint)  # before the end is known: who awaits it reads the log next
             code = error.exit_code
         finally:
-            self._write(ended=time.time(), exit_code=code)
+            self._end(code)
         return code
 
     def _accepted(self) -> None:
@@ -199,8 +201,27 @@ class _DetachedRun:
         self._write(started=None, allocation_id="")
 
     def _write(self, **changed: Any) -> None:
+        """Write the state down. A run that was accepted goes on without: its disk may be full, or its folder gone."""
         self._job = self._job._replace(**changed)
-        self._store.write(self._job)
+        try:
+            self._store.write(self._job)
+        except OutputUnwritable:
+            if self._telling >= 0:
+                raise
+
+    def _end(self, code: int) -> None:
+        """Write down that the run has ended, when there is room for it: without an end, it would count as lost."""
+        self._job = self._job._replace(ended=time.time(), exit_code=code)
+        while True:
+            try:
+                self._store.write(self._job)
+                return
+            except OutputUnwritable:
+                if self._telling >= 0:
+                    raise
+                if self._store.find(self._job.name) is None:
+                    return
+                time.sleep(_ROOM_SECONDS)
 
 
 def own_jobs() -> JobStore | None:
