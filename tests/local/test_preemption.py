@@ -172,6 +172,8 @@ def test_without_the_administrators_word_no_command_is_preemptible(a100: TestMac
     refused = a100.tranche("run", *HUMBLE, "--", "true", code=PermissionDenied.exit_code)
     assert "this machine does not allow preemptible commands" in refused.stderr
     assert "tranche policy preemption --on" in refused.stderr
+    explained = a100.tranche("explain", "--gpus", "1", "--preemptible", code=PermissionDenied.exit_code)
+    assert "this machine does not allow preemptible commands" in explained.stderr
     assert a100.json("policy", "list")["preemption"] is False
 
 

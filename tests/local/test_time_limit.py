@@ -148,6 +148,32 @@ def test_what_is_overdue_is_ended_by_the_next_who_looks(tmp_path: Path, program:
                 each.wait()
 
 
+@pytest.mark.long
+@isolated
+def test_what_is_overdue_has_the_time_to_save_that_the_service_gives(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    program = (
+        "import pathlib, signal, sys, time\n"
+        "def save(*_):\n    time.sleep(8)\n    pathlib.Path(sys.argv[1]).touch()\n    sys.exit()\n"
+        "signal.signal(15, save)\nprint(flush=True)\ntime.sleep(600)"
+    )
+    node = node_of(tmp_path, "A100-40GB")
+    request = Request(MigSlice(parse_profile("3g.20gb")), time_limit=60, preemptible=True)
+    with node.host() as host:
+        held = Queue(host).acquire(request, command="work", pid=os.getpid(), patience=WaitLimit(wait=False))
+        environment = {**os.environ, "TRANCHE_ALLOCATION": held.allocation.id, "TRANCHE_KEY": held.key}
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(saved)], env=environment, stdout=subprocess.PIPE
+        ) as command:
+            assert command.stdout is not None
+            command.stdout.readline()
+            host.set_holder(held, command.pid)
+            held.lock.release()
+            end_overdue(host, later, grace=30.0)
+            assert (saved.exists(), command.wait(60)) == (True, 0)
+            assert host.view().allocations == ()
+
+
 @isolated
 def test_a_hold_is_over_at_its_time_unless_a_later_program_of_its_shell_is_on_the_gpu(tmp_path: Path) -> None:
     node = node_of(tmp_path, "A100-40GB")

@@ -114,6 +114,8 @@ def command(
             asked, uid = waiter.request, waiter.uid
         with host.ledger.read() as db:
             order = fair_order(db, time.time())
+            if not waiter_id:
+                records.refuse_preemptible(db, asked)
         if not waiter_id:
             place = _place(asked, uid, order)
             queue = tuple(each for each in queue if _place(each.request, each.uid, order) <= place)

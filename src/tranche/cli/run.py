@@ -15,7 +15,7 @@ from tranche.cli.options import TIMEOUT_HELP, DurationType, together
 from tranche.cli.output import say, warn
 from tranche.cli.request_options import adopt_foreign_option, preemptible_option, request_options, time_option
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, socket_of_service
-from tranche.core.errors import PermissionDenied, ServiceUnavailable, UsageError
+from tranche.core.errors import NoRoom, PermissionDenied, ServiceUnavailable, UsageError
 from tranche.core.request import parse_request
 from tranche.local.child import PLAIN, Launch
 from tranche.node.locks.deciding import WaitLimit
@@ -128,10 +128,12 @@ def run_command(
             code, preempted = _run_once(
                 settings, command_line, launch, request, patience, adopt_foreign, record, cdi=cdi, tell=say_of_run
             )
-        except ServiceUnavailable:
+        except (ServiceUnavailable, NoRoom):
             if not begun:
                 raise
-            time.sleep(_AGAIN_SECONDS)  # the service may be starting again
+            time.sleep(
+                _AGAIN_SECONDS
+            )  # the service may be starting again, or the user has as many runs as one may have
             if number := told_to_end():
                 return 128 + number
             continue

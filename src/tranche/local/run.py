@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tranche.core.allocation import HELD, Allocation, FractionalShare, NodeView, parts_by
-from tranche.core.errors import AllocationUnknown, FenceUnavailable, PermissionDenied, SharingUnavailable, TrancheError
+from tranche.core.errors import AllocationUnknown, FenceUnavailable, SharingUnavailable, TrancheError
 from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
@@ -32,8 +32,10 @@ from tranche.node.locks.interrupts import (
     interrupt_if_told,
     uninterruptible,
 )
+from tranche.node.locks.locks import is_held
 from tranche.node.mps.mps_records import DaemonRecord
 from tranche.node.processes.processes import Process
+from tranche.node.state.session import boot_clock
 from tranche.node.store import chronicle, records, register
 from tranche.planning.decide.allocate import Granted, Waiting
 from tranche.planning.decide.queue import WaitingRequest
@@ -83,7 +85,9 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> RunResult:
 
         refuse_without_cdi(host)
     _refuse_fenced_hold(host, asked)
-    _refuse_preemptible(host, asked)
+    if asked.request.preemptible:
+        with host.ledger.read() as db:
+            records.refuse_preemptible(db, asked.request)
     heed_signals()
     queue = Queue(
         host,
@@ -153,19 +157,6 @@ def _refuse_fenced_hold(host: Host, asked: RunRequest) -> None:
         )
 
 
-def _refuse_preemptible(host: Host, asked: RunRequest) -> None:
-    """PermissionDenied for a preemptible command, unless the administrator allows them."""
-    if not asked.request.preemptible:
-        return
-    with host.ledger.read() as db:
-        allowed = records.preemption(db)
-    if not allowed:
-        raise PermissionDenied(
-            "this machine does not allow preemptible commands",
-            hint="an administrator allows them with: tranche policy preemption --on",
-        )
-
-
 def _refuse_out_of_reach(host: Host, asked: RunRequest, decision: Granted) -> None:
     """Refuse what does not reach the programs: the fence a session, and the driver's memory limits a session and a container.
 
@@ -194,6 +185,10 @@ def _preempt(
     return preempt(host, view, waiters, waiter_id, now)
 
 
+_SERVICE_FIRST_SECONDS = 60.0
+"""The service ends what should have ended with more patience than a request that waits; if it is stopped, requests do it."""
+
+
 def _waiting(host: Host, reporter: RunReporter, outcome: Waiting, ahead: int, reasons: str) -> None:
     """Tell why there is no share yet, and see that the shares of others end in time."""
     reporter.waiting(outcome, ahead, reasons)
@@ -202,8 +197,9 @@ def _waiting(host: Host, reporter: RunReporter, outcome: Waiting, ahead: int, re
     if limited:
         from tranche.local.time_limit import end_overdue  # most machines have no time limits
 
+        later = _SERVICE_FIRST_SECONDS if is_held(host.places.service_lock) else 0.0
         with uninterruptible():
-            end_overdue(host)
+            end_overdue(host, lambda: boot_clock() - later)
 
 
 def _time_limit(host: Host, held: HeldAllocation, workload: Workload, reporter: RunReporter) -> TimeLimit | None:

@@ -42,6 +42,7 @@ from tranche.node.state.session import StateFolder, boot_clock
 from tranche.node.store import records, register
 from tranche.node.store.ledger import Ledger, content_for_users
 from tranche.node.store.register import user_name
+from tranche.planning.decide.time_limits import GRACE_SECONDS
 
 _NS_GET_PARENT = 0xB702
 _NS_GET_OWNER_UID = 0xB704
@@ -212,7 +213,6 @@ class RunService:
     def _put_in_order(self) -> None:
         with self.open_host(os.getuid()) as host:
             host.view(seconds=_ORDER_SECONDS, thorough=True)
-            end_overdue(host)
             from tranche.node.fence import tend  # slow to import
 
             try:
@@ -222,6 +222,7 @@ class RunService:
                     fenced = records.fence(db) is not None
                 if fenced:
                     self.log(f"the fence is not in effect: {error.message}; {error.hint}")
+            end_overdue(host, grace=GRACE_SECONDS)
 
     def _anything_due(self) -> bool:
         """Whether a command's time is over and nothing ends it, a reservation is over, or the fence is not as it should be."""

@@ -242,11 +242,14 @@ def _is_overdue(allocation: Allocation, now: float, wall: float) -> bool:
     return sees_processes_of(keeper.namespace) and now >= keeper.begun / _TICKS + limit + _OVERDUE_SECONDS
 
 
-def end_overdue(host: Host, clock: Callable[[], float] = boot_clock) -> None:
-    """End the commands that are overdue, and give their shares back. A failure leaves that to the next call."""
+def end_overdue(host: Host, clock: Callable[[], float] = boot_clock, grace: float = _LAST_GRACE_SECONDS) -> None:
+    """End the commands that are overdue, and give their shares back. A failure leaves that to the next call.
+
+    SIGKILL comes `grace` seconds after SIGTERM.
+    """
     with suppress(TrancheError):
         for each in _overdue_now(host, clock()):
-            _end_overdue(host, each)
+            _end_overdue(host, each, grace)
 
 
 def _overdue_now(host: Host, now: float) -> list[Allocation]:
@@ -254,7 +257,12 @@ def _overdue_now(host: Host, now: float) -> list[Allocation]:
         return overdue(register.allocations(db), now, host.clock())
 
 
-def _end_overdue(host: Host, allocation: Allocation) -> None:
+def _end_overdue(host: Host, allocation: Allocation, grace: float) -> None:
+    why = (
+        "it was preempted, or its time limit had passed"
+        if allocation.request.preemptible
+        else "its time limit had passed"
+    )
     lock = host.places.allocation(allocation.id)
     stopped = [pid for pid in holders_of(lock) if process_stopped(pid)]
     if isinstance(allocation.keeper, ProcessKeeper) and not allocation.keeper.begun:
@@ -268,9 +276,9 @@ def _end_overdue(host: Host, allocation: Allocation) -> None:
     until = time.monotonic() + (_WAKES_WITHIN_SECONDS if stopped else 0.0)
     while is_held(lock) and time.monotonic() < until:
         time.sleep(_POLL_SECONDS)
-    for grace in (_LAST_GRACE_SECONDS, 0.0):
+    for seconds in (grace, 0.0):
         try:
-            take_back(host, allocation.id, terminate=True, grace=grace, why="its time limit had passed")
+            take_back(host, allocation.id, terminate=True, grace=seconds, why=why)
         except AllocationUnknown:
             return
         except GpuBusy:
@@ -278,7 +286,7 @@ def _end_overdue(host: Host, allocation: Allocation) -> None:
         return
     if allocation.command == HELD and not _on_gpus(host, allocation):  # its shell goes on, with the share's variables
         with suppress(AllocationUnknown):
-            host.release(allocation.id, why="its time limit had passed")
+            host.release(allocation.id, why=why)
 
 
 _PATIENCE_SECONDS = 30.0
@@ -307,9 +315,12 @@ def extend(host: Host, allocation_id: str, seconds: int, uid: int) -> str:
         if before is None:
             raise UsageError(f"allocation {found.id} has no time limit", hint="it lasts until its command ends")
         if host.clock() >= found.created + before:
-            raise UsageError(
-                f"the time limit of allocation {found.id} has passed", hint="run the command again with a longer --time"
+            over = (
+                "is being preempted, or its time limit has passed"
+                if found.request.preemptible
+                else "has reached its time limit"
             )
+            raise UsageError(f"allocation {found.id} {over}", hint="run the command again with a longer --time")
         waiters = as_asked(host.places, queue, host.clock())
         reserved = reserved_for(view, waiters)
         waiting = next((reserved[each.gpu_uuid] for each in found.grants if each.gpu_uuid in reserved), None)
