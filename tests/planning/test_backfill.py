@@ -87,6 +87,32 @@ def test_a_users_own_command_does_not_use_up_the_quota_of_the_users_earlier_requ
     assert isinstance(may_start(view, waiters, "second", now=NOW + MINUTE), Granted) is starts
 
 
+@pytest.mark.parametrize(("limit", "starts"), [("5m", True), ("20m", False), (None, False)])
+def test_a_command_passes_the_first_that_can_start_once_another_ends_and_a_preemptible_one_is_preempted(
+    limit: str | None, starts: bool
+) -> None:
+    view = holding(holding(machine(4), NOW, gpus="1", time="10m"), NOW, gpus="1", preemptible="true")
+    *others, humble = view.allocations
+    waiters = queue_of(parse_request(gpus="4"), parse_request(gpus="1", time=limit))
+    assert list(startable(view, waiters, now=NOW + MINUTE)) == [], "it has not started, so it may last"
+    view = replace(view, allocations=(*others, humble._replace(keeper=ProcessKeeper(7, 7, begun=7))))
+    assert list(startable(view, waiters, now=NOW + MINUTE)) == (["w-1"] if starts else [])
+    found = may_start(view, waiters, "w-0", now=NOW + MINUTE)
+    assert isinstance(found, Waiting)
+    assert found.starts_by is None, "a stranger's process may keep the preemptible share in use"
+
+
+def test_a_promise_does_not_come_to_depend_on_preemption() -> None:
+    """The first is told when the two that end leave it enough. A long command on another would take that from it."""
+    view = holding(holding(machine(5), NOW, gpus="2", time="10m"), NOW, gpus="1", preemptible="true")
+    *others, humble = view.allocations
+    view = replace(view, allocations=(*others, humble._replace(keeper=ProcessKeeper(7, 7, begun=7))))
+    waiters = queue_of(parse_request(gpus="4"), parse_request(gpus="1", time="5h"))
+    assert isinstance(waiting := may_start(view, waiters, "w-0", now=NOW), Waiting)
+    assert waiting.starts_by is not None
+    assert list(startable(view, waiters, now=NOW)) == []
+
+
 def test_nobody_passes_a_request_whose_start_is_unknown() -> None:
     unlimited = holding(machine(2), NOW, gpus="1")
     overdue = holding(machine(2), NOW - 2 * HOUR, gpus="1", time="1h")
@@ -266,6 +292,8 @@ ANN, BOB, CY = 1001, 1002, 1003
 def test_no_one_who_is_told_a_start_waits_longer_whoever_is_stopped_or_beyond_a_quota(
     asked: list[tuple[tuple[Request, float, float], int]], gpus: int, quotas: dict[str, UserQuota], rng: Random
 ) -> None:
+    """Preemptible commands count as such where they are in nobody's way, but here each is beside a stranger and never ends."""
+    asked = [((replace(job[0], preemptible=rng.random() < 0.3), *job[1:]), uid) for job, uid in asked]
     view, now, queue = replace(machine(gpus), quotas=quotas), NOW, list[WaitingRequest]()
     arrivals, running, promised = list(enumerate(asked)), dict[str, float](), dict[str, float]()
     lengths = {f"j-{number}": length for number, ((_, _, length), _) in enumerate(asked)}
@@ -281,6 +309,7 @@ def test_no_one_who_is_told_a_start_waits_longer_whoever_is_stopped_or_beyond_a_
             over = [id for id, end in running.items() if end <= now]
             view = without(view, over)
             running = {id: end for id, end in running.items() if id not in over}
+        queue.sort(key=lambda each: each.request.preemptible)
         queue = [each._replace(silent=rng.random() < 0.2) for each in queue]
         while (next_id := next(startable(view, queue, now=now), None)) is not None:
             waiter = next(each for each in queue if each.id == next_id)
@@ -290,7 +319,7 @@ def test_no_one_who_is_told_a_start_waits_longer_whoever_is_stopped_or_beyond_a_
             assert now <= promised.get(next_id, math.inf)
             view = given_at(view, waiter.request, granted, now)
             *others, new = view.allocations
-            view = replace(view, allocations=(*others, new._replace(keeper=ProcessKeeper(uid=waiter.uid))))
+            view = replace(view, allocations=(*others, new._replace(keeper=ProcessKeeper(uid=waiter.uid, begun=1))))
             running[new.id] = now + lengths[next_id]
             queue.remove(waiter)
         for number, each in enumerate(queue):

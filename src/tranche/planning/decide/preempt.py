@@ -6,12 +6,11 @@ from collections.abc import Collection, Sequence
 
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.errors import TrancheError
-from tranche.core.keeper import ProcessKeeper
 from tranche.planning.decide.allocate import Granted, decide
 from tranche.planning.decide.answers import Reserved
 from tranche.planning.decide.foresee import with_granted, without
 from tranche.planning.decide.queue import WaitingRequest, at, for_user, held_up, in_time
-from tranche.planning.decide.time_limits import GRACE_SECONDS, free_by
+from tranche.planning.decide.time_limits import GRACE_SECONDS, can_be_preempted, free_by
 
 
 def to_preempt(
@@ -65,7 +64,7 @@ def _needed(
     Young ones lose less.
     """
     found = sorted(
-        (each for each in view.allocations if _can_end(each) and each.id not in spared),
+        (each for each in view.allocations if can_be_preempted(each) and each.id not in spared),
         key=lambda each: (each.created, each.id),
         reverse=True,
     )
@@ -96,12 +95,6 @@ def _needed(
 
 
 _TRIED_ALONE = 16
-
-
-def _can_end(allocation: Allocation) -> bool:
-    """Whether it is preemptible and its command has started."""
-    keeper = allocation.keeper
-    return allocation.request.preemptible and isinstance(keeper, ProcessKeeper) and keeper.begun > 0
 
 
 def _after(view: NodeView, ended: Sequence[Allocation]) -> NodeView:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from tranche.core.allocation import Allocation
+from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request
 
 GRACE_SECONDS = 30.0
@@ -22,6 +23,12 @@ def free_at(request: Request, granted: float) -> float:
 def free_by(allocation: Allocation) -> float:
     """When the share is free at the latest, in seconds since the epoch; infinity without a time limit."""
     return free_at(allocation.request, allocation.created)
+
+
+def can_be_preempted(allocation: Allocation) -> bool:
+    """Whether it is preemptible and its command has started."""
+    keeper = allocation.keeper
+    return allocation.request.preemptible and isinstance(keeper, ProcessKeeper) and keeper.begun > 0
 
 
 def longest_before(end: float, now: float) -> int:
