@@ -32,7 +32,7 @@ from tranche.node.locks.interrupts import (
     interrupt_if_told,
     uninterruptible,
 )
-from tranche.node.locks.locks import is_held
+from tranche.node.locks.locks import lock_pids
 from tranche.node.mps.mps_records import DaemonRecord
 from tranche.node.processes.processes import Process
 from tranche.node.state.session import boot_clock
@@ -197,7 +197,7 @@ def _waiting(host: Host, reporter: RunReporter, outcome: Waiting, ahead: int, re
     if limited:
         from tranche.local.time_limit import end_overdue  # most machines have no time limits
 
-        later = _SERVICE_FIRST_SECONDS if is_held(host.places.service_lock) else 0.0
+        later = _SERVICE_FIRST_SECONDS if lock_pids(host.places.service_lock) else 0.0
         with uninterruptible():
             end_overdue(host, lambda: boot_clock() - later)
 
