@@ -230,6 +230,25 @@ def test_a_preempted_command_waits_for_a_service_that_starts_again(shared: Share
     assert run.wait(60) == 143
 
 
+@pytest.mark.long
+@needs_root
+def test_a_command_without_its_run_is_asked_once_and_has_the_time_to_save(shared: SharedMachine) -> None:
+    shared.machine.tranche("policy", "preemption", "--on")
+    folder = shared.machine.folder / "of-user"
+    folder.mkdir()
+    os.chown(folder, NOBODY, NOBODY)
+    save = f"echo term >> {folder}/terms; sleep 8; touch {folder}/saved; exit 0"
+    script = f"trap '{save}' TERM; echo $$ >> {folder}/starts; while :; do sleep 0.2; done"
+    run = shared.start("run", *HUMBLE, "--", "sh", "-c", script)
+    wait_until(partial(started, folder, 1), run)
+    run.kill()
+    run.wait()
+    waiting = [shared.start("run", *WHOLE, "--", "true", uid=OTHER) for _ in range(2)]
+    assert [each.wait(150) for each in waiting] == [0, 0]
+    assert (folder / "saved").exists()
+    assert (folder / "terms").read_text() == "term\n"
+
+
 @needs_root
 @pytest.mark.parametrize("opened", ["user"], indirect=True)
 def test_a_detached_run_waits_again(opened: object) -> None:
