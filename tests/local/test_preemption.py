@@ -47,6 +47,13 @@ def starts(folder: Path) -> list[int]:
     return [int(each) for each in path.read_text().split()] if path.exists() else []
 
 
+def folder_of_user(shared: SharedMachine) -> Path:
+    folder = shared.machine.folder / "of-user"
+    folder.mkdir()
+    os.chown(folder, NOBODY, NOBODY)
+    return folder
+
+
 def started(folder: Path, count: int) -> bool:
     return len(starts(folder)) == count
 
@@ -192,9 +199,7 @@ def test_a_user_gets_more_than_the_quota_until_others_need_it(shared: SharedMach
     code, _, error = shared.run("run", *HUMBLE, "--", "true")
     assert (code, "does not allow preemptible commands" in error) == (PermissionDenied.exit_code, True)
     shared.machine.tranche("policy", "preemption", "--on")
-    folder = shared.machine.folder / "of-user"
-    folder.mkdir()
-    os.chown(folder, NOBODY, NOBODY)
+    folder = folder_of_user(shared)
     run = shared.start("run", *HUMBLE, "--", *until_third(folder))
     for count in (1, 2):
         wait_until(partial(started, folder, count), run)
@@ -213,9 +218,7 @@ def test_a_user_gets_more_than_the_quota_until_others_need_it(shared: SharedMach
 @needs_root
 def test_a_preempted_command_waits_for_a_service_that_starts_again(shared: SharedMachine) -> None:
     shared.machine.tranche("policy", "preemption", "--on")
-    folder = shared.machine.folder / "of-user"
-    folder.mkdir()
-    os.chown(folder, NOBODY, NOBODY)
+    folder = folder_of_user(shared)
     run = shared.start("run", *HUMBLE, "--", *until_third(folder))
     wait_until(partial(started, folder, 1), run)
     assert shared.service is not None
@@ -234,9 +237,7 @@ def test_a_preempted_command_waits_for_a_service_that_starts_again(shared: Share
 @needs_root
 def test_a_command_without_its_run_is_asked_once_and_has_the_time_to_save(shared: SharedMachine) -> None:
     shared.machine.tranche("policy", "preemption", "--on")
-    folder = shared.machine.folder / "of-user"
-    folder.mkdir()
-    os.chown(folder, NOBODY, NOBODY)
+    folder = folder_of_user(shared)
     save = f"echo term >> {folder}/terms; sleep 8; touch {folder}/saved; exit 0"
     script = f"trap '{save}' TERM; echo $$ >> {folder}/starts; while :; do sleep 0.2; done"
     run = shared.start("run", *HUMBLE, "--", "sh", "-c", script)
@@ -244,6 +245,10 @@ def test_a_command_without_its_run_is_asked_once_and_has_the_time_to_save(shared
     run.kill()
     run.wait()
     waiting = [shared.start("run", *WHOLE, "--", "true", uid=OTHER) for _ in range(2)]
+    wait_until((folder / "terms").exists)
+    (share,) = shared.shares()
+    refused = shared.machine.tranche("extend", str(share["id"]), "1h", code=UsageError.exit_code)
+    assert "it is being preempted, or has reached its time limit" in refused.stderr
     assert [each.wait(150) for each in waiting] == [0, 0]
     assert (folder / "saved").exists()
     assert (folder / "terms").read_text() == "term\n"

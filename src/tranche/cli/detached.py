@@ -33,6 +33,7 @@ from tranche.local.background import empty, open_files, pass_signals_to
 from tranche.local.child import Launch, command_text
 from tranche.local.jobs import JobLaunch, JobStore, MachineJob, job_document, open_jobs
 from tranche.local.termination import take_back
+from tranche.node.locks.interrupts import told_to_end
 from tranche.node.processes.processes import MARK
 from tranche.node.state.connection import connect
 
@@ -219,7 +220,7 @@ class _DetachedRun:
             except OutputUnwritable:
                 if self._telling >= 0:
                     raise
-                if self._store.find(self._job.name) is None:
+                if self._store.find(self._job.name) is None or told_to_end():
                     return
                 time.sleep(_ROOM_SECONDS)
 

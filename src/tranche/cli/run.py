@@ -131,9 +131,8 @@ def run_command(
         except (ServiceUnavailable, NoRoom):
             if not begun:
                 raise
-            time.sleep(
-                _AGAIN_SECONDS
-            )  # the service may be starting again, or the user has as many runs as one may have
+            # The service may be starting again, or the user has as many runs as one may have.
+            time.sleep(_AGAIN_SECONDS)
             if number := told_to_end():
                 return 128 + number
             continue

@@ -315,12 +315,14 @@ def extend(host: Host, allocation_id: str, seconds: int, uid: int) -> str:
         if before is None:
             raise UsageError(f"allocation {found.id} has no time limit", hint="it lasts until its command ends")
         if host.clock() >= found.created + before:
-            over = (
-                "is being preempted, or its time limit has passed"
-                if found.request.preemptible
-                else "has reached its time limit"
+            if found.request.preemptible:
+                raise UsageError(
+                    f"the command of allocation {found.id} is ending: it is being preempted, or has reached its time limit",
+                    hint="after a preemption, it starts again by itself",
+                )
+            raise UsageError(
+                f"allocation {found.id} has reached its time limit", hint="run the command again with a longer --time"
             )
-            raise UsageError(f"allocation {found.id} {over}", hint="run the command again with a longer --time")
         waiters = as_asked(host.places, queue, host.clock())
         reserved = reserved_for(view, waiters)
         waiting = next((reserved[each.gpu_uuid] for each in found.grants if each.gpu_uuid in reserved), None)
