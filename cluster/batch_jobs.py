@@ -54,13 +54,14 @@ class Batch:
         return tuple(pair for each in users.values() for pair in pairwise(each) if pair[1].started < pair[0].finished)
 
 
-def example(name: str, *, scale: float = 1.0, parallelism: int | None = None, seconds: float | None = None) -> Any:
-    """A Job of deploy/examples for a test cluster: with an image and a watch, its members' time or `seconds` times `scale`."""
+def example(name: str, *, parallelism: int | None = None, seconds: float | None = None) -> Any:
+    """A Job of deploy/examples for a test cluster: with an image and a watch. `seconds` replaces its members' time."""
     job = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     (variable,) = (each for each in container["env"] if each["name"] == _SECONDS)
-    variable["value"] = f"{(float(variable['value']) if seconds is None else seconds) * scale:.3f}"
+    if seconds is not None:
+        variable["value"] = f"{seconds:.3f}"
     *shell, script = container["command"]
     watched = [*shell, f"{_WATCH}; {script}; {_WATCH}"]
     container |= {"image": BUSYBOX, "imagePullPolicy": "Never", "command": watched}
