@@ -42,7 +42,7 @@ from tranche.documents.explanation import (
 )
 from tranche.documents.holder_names import NameTable, names_of
 from tranche.documents.reasons import named
-from tranche.local.queue import as_asked
+from tranche.local.wakeup_pipe import as_asked
 from tranche.node.store import records
 from tranche.node.store.register import fair_order, process_owners, user_name
 from tranche.planning.decide.answers import GpuFit

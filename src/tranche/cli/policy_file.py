@@ -16,7 +16,8 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import PolicyInvalid, TrancheError
 from tranche.core.machine_policy import MachinePolicy, PolicyChange, differences, parse_policy, policy_document
 from tranche.core.sharing_policy import SharingPolicy
-from tranche.local.queue import Queue, as_asked
+from tranche.local.queue import Queue
+from tranche.local.wakeup_pipe import as_asked
 from tranche.node.fence import put_up, take_down
 from tranche.node.files.files import STANDARD_STREAM, read_document, told_of, write_text, yaml_text
 from tranche.node.host import Host

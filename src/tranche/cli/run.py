@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from tranche.cli.options import TIMEOUT_HELP, DurationType, together
 from tranche.cli.output import say, warn
 from tranche.cli.request_options import adopt_foreign_option, preemptible_option, request_options, time_option
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, socket_of_service
-from tranche.core.errors import NoRoom, PermissionDenied, ServiceUnavailable, UsageError
+from tranche.core.errors import LedgerUnavailable, NoRoom, PermissionDenied, ServiceUnavailable, UsageError
 from tranche.core.request import parse_request
 from tranche.local.child import PLAIN, Launch
 from tranche.node.locks.deciding import WaitLimit
@@ -122,23 +123,27 @@ def run_command(
         if not quiet:
             say(f"tranche: {line}")
 
-    begun = False
+    until: float | None = None  # when a command that was preempted gives up
+    held_up = ""
     while True:
         try:
             code, preempted = _run_once(
                 settings, command_line, launch, request, patience, adopt_foreign, record, cdi=cdi, tell=say_of_run
             )
-        except (ServiceUnavailable, NoRoom):
-            if not begun:
+        except (ServiceUnavailable, NoRoom, LedgerUnavailable) as error:
+            if until is None or time.monotonic() >= until:
                 raise
-            # The service may be starting again, or the user has as many runs as one may have.
+            # The service may be starting again, the user has as many runs as one may have, or the disk is full.
+            if error.message != held_up:
+                held_up = error.message
+                say_of_run(f"waiting: {held_up}")
             time.sleep(_AGAIN_SECONDS)
             if number := told_to_end():
                 return 128 + number
             continue
         if not preempted or told_to_end():
             return code
-        begun = True
+        until, held_up = time.monotonic() + (math.inf if timeout is None else timeout), ""
         launch.waits_again()
         say_of_run("the command was preempted, so it waits for another share")
 

@@ -39,7 +39,7 @@ from tranche.core.reservation import GIVEN_UP_SECONDS
 from tranche.core.state import GpuState
 from tranche.documents.holder_names import names_of
 from tranche.documents.reasons import summed_up
-from tranche.local.wakeup_pipe import WakeupPipe, attending, ring, silent
+from tranche.local.wakeup_pipe import WakeupPipe, as_asked, attending, ring
 from tranche.node.execution.executor import Progress, no_progress
 from tranche.node.held import HeldAllocation, QueuePlace, ReservedShare
 from tranche.node.host import Host
@@ -48,8 +48,9 @@ from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.interrupts import interruptible, uninterruptible
 from tranche.node.processes.keeping import RemainingProcesses
 from tranche.node.processes.processes import Process
-from tranche.node.state.session import StateFolder, process_stopped
+from tranche.node.state.session import process_stopped
 from tranche.node.store import records
+from tranche.node.store.ledger import lacks_room
 from tranche.node.store.register import process_owners
 from tranche.planning.decide.allocate import Decision, Granted, Waiting
 from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
@@ -145,14 +146,6 @@ Preempt = Callable[[NodeView, Sequence[WaitingRequest], str, float], Sequence[st
 """Receives a view, the waiters in order, the id of the one that waits, and the time."""
 
 
-def as_asked(
-    places: StateFolder, queue: Sequence[records.Waiter], now: float, *, but: str = ""
-) -> list[WaitingRequest]:
-    """The queue as decisions see it at a time in seconds since the epoch; the waiter with the id `but` is never silent."""
-    away = silent(places, queue, now) - {but}
-    return [WaitingRequest(each.id, each.request, each.uid, each.id in away) for each in queue]
-
-
 _HEAD_PATROL_SECONDS = 1.0
 _OTHERS_PATROL_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 10.0
@@ -181,16 +174,18 @@ class Queue:
         record: Record | None = None,
         refuse: Callable[[Granted], None] = lambda decision: None,
         preempt: Preempt = lambda view, waiters, waiter_id, now: (),
+        held_up: Callable[[TrancheError], None] = lambda error: None,
     ) -> None:
         """`record` receives each decision about a request of this process, and its inputs.
 
         `refuse` raises, before anything is reserved, for what this process cannot use. `preempt` ends preemptible commands for a
-        waiter, and returns their shares' ids.
+        waiter, and returns their shares' ids. `held_up` receives why a waiter cannot decide for now, at each try.
         """
         self._host = host
         self._record = record
         self._refuse = refuse
         self._preempt = preempt
+        self._held_up = held_up
         self._adopt_foreign_destroy = adopt_foreign_destroy
         self._monotonic = monotonic
         self._clock = clock
@@ -324,7 +319,16 @@ class Queue:
                 self._await_continued(pid, bell, refuse_over)
                 # A command would end in vain for a request that gives up first.
                 stays = patience.wait and (deadline is None or deadline - self._monotonic() >= GRACE_SECONDS)
-                outcome, allocations = self._reserve(request, ticket, failed, refuse_over, others, stays=stays)
+                try:
+                    outcome, allocations = self._reserve(request, ticket, failed, refuse_over, others, stays=stays)
+                except LedgerUnavailable as error:
+                    if not patience.wait or not lacks_room(error):
+                        raise
+                    self._held_up(error)  # the request keeps its place until there is room to write again
+                    refuse_over()
+                    with interruptible():
+                        bell.wait(_HEAD_PATROL_SECONDS)
+                    continue
                 if isinstance(outcome, ReservedShare):
                     held = self._host.fulfil(outcome, progress=noting, seconds=others)
                     # A finished plan may have opened a GPU to others: MIG mode is on now, or instances can be reused.

@@ -95,6 +95,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> RunResult:
         record=asked.record,
         refuse=partial(_refuse_out_of_reach, host, asked),
         preempt=partial(_preempt, host),
+        held_up=reporter.held_up,
     )
     try:
         held = queue.acquire(

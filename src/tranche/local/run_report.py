@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tranche.core.allocation import ComputeSlice, FractionalShare, Grant, Slice, WholeGpu
+from tranche.core.errors import TrancheError
 from tranche.core.quantity import format_duration, format_memory
 from tranche.core.state import GpuProcess, GpuState
 from tranche.documents import describe
@@ -28,6 +29,10 @@ class RunReporter:
         turn = f"{ahead} ahead in the queue" if ahead else "next in the queue"
         by = "" if outcome.starts_by is None else f"; it will start by {describe.local_time(outcome.starts_by)}"
         self._say(f"waiting, {turn}: {reasons}{by}")
+
+    def held_up(self, error: TrancheError) -> None:
+        """The request cannot be decided for now, say because the disk is full."""
+        self._say(f"waiting: {error.message}")
 
     def step(self, gpu: GpuState, step: Step) -> None:
         """A step of the plan is about to change that GPU."""

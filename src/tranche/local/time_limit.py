@@ -26,8 +26,8 @@ from tranche.core.errors import AllocationUnknown, GpuBusy, NoRoom, PermissionDe
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import format_duration
 from tranche.hardware.nvml_instances import process_name
-from tranche.local.queue import as_asked
 from tranche.local.termination import end_processes, living, take_back
+from tranche.local.wakeup_pipe import as_asked
 from tranche.local.workload import Workload
 from tranche.node.host import Host
 from tranche.node.locks.locks import is_held

@@ -18,6 +18,7 @@ from pathlib import Path
 from tranche.node.state.session import StateFolder, process_stopped
 from tranche.node.state.state_file import cannot_write, drop_state_file
 from tranche.node.store.records import Waiter
+from tranche.planning.decide.queue import WaitingRequest
 
 
 class WakeupPipe:
@@ -109,3 +110,9 @@ def silent(places: StateFolder, queue: Sequence[Waiter], now: float) -> frozense
 def attending(places: StateFolder, queue: Sequence[Waiter], now: float, *, but: str = "") -> tuple[Waiter, ...]:
     """The waiters that answer, in order, including the one with the id `but` even if it does not answer."""
     return tuple(each for each in queue if each.id == but or answers(places, each, now))
+
+
+def as_asked(places: StateFolder, queue: Sequence[Waiter], now: float, *, but: str = "") -> list[WaitingRequest]:
+    """The queue as decisions see it at a time in seconds since the epoch; the waiter with the id `but` is never silent."""
+    away = silent(places, queue, now) - {but}
+    return [WaitingRequest(each.id, each.request, each.uid, each.id in away) for each in queue]

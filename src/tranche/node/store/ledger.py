@@ -299,6 +299,13 @@ def make_private(ledger: Path) -> None:
             each.chmod(0o600)
 
 
+def lacks_room(error: LedgerUnavailable) -> bool:
+    """Whether the ledger could not be written because its file system is full."""
+    cause = error.__cause__
+    full = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR
+    return isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode & 0xFF in full
+
+
 _NOT_OPEN_YET = (0, 0)
 
 
