@@ -203,6 +203,26 @@ def test_delete_ends_a_run_with_its_command(detaching: Detaching) -> None:
     assert list(detaching.home.glob("tranche/jobs/*/*")) == []
 
 
+def test_delete_ends_a_run_that_is_stopped(detaching: Detaching) -> None:
+    saved = detaching.home / "saved"
+    detaching.detach(f"trap 'touch {saved}; exit 0' TERM; while :; do sleep 0.1; done", "--gpus 1")
+    share = detaching.machine.one_running()
+    for pid in (detaching.job()["pid"], share["pid"]):
+        os.kill(pid, signal.SIGSTOP)
+    assert detaching.tranche("job delete exp7") == (0, "deleted exp7\n")
+    assert saved.exists()
+    assert ended(detaching.machine)
+
+
+def test_delete_ends_a_stopped_run_that_waits(detaching: Detaching) -> None:
+    holder = detaching.machine.hold("--gpus", "1")
+    detaching.detach("true", "--gpus 1")
+    os.kill(detaching.job()["pid"], signal.SIGSTOP)
+    assert detaching.tranche("job delete exp7") == (0, "deleted exp7\n")
+    assert waiters(detaching.machine) == []
+    holder.process.terminate()
+
+
 def lose(detaching: Detaching) -> None:
     """Kill a run and its command, as the end of the machine does."""
     os.kill(detaching.job()["pid"], signal.SIGKILL)

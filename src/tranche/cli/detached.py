@@ -36,6 +36,7 @@ from tranche.local.termination import take_back
 from tranche.node.locks.interrupts import told_to_end
 from tranche.node.processes.processes import MARK
 from tranche.node.state.connection import connect
+from tranche.node.state.session import process_stopped
 
 _COLUMNS = ("NAME", "REQUEST", "STATUS", "EXIT", "AGE", "COMMAND")
 _NOT_OF_THE_REQUEST = frozenset({"wait", "timeout", "adopt_foreign", "record", "cdi", "quiet"})
@@ -283,6 +284,14 @@ def wait_for(store: JobStore, job: MachineJob, state: str, timeout: float | None
         time.sleep(_POLL_SECONDS)
 
 
+def _continue(pid: int) -> None:
+    """Continue a `tranche run` that is stopped: it would neither end nor see its command end. It leads a session of its own."""
+    if process_stopped(pid):
+        with suppress(ProcessLookupError):
+            if os.getsid(pid) == pid:
+                os.kill(pid, signal.SIGCONT)
+
+
 def delete_job(settings: Settings, store: JobStore, job: MachineJob) -> None:
     """End a run and remove what is known of it. GpuBusy if processes that an ended command left still hold the share."""
     if job.allocation_id:
@@ -297,8 +306,11 @@ def delete_job(settings: Settings, store: JobStore, job: MachineJob) -> None:
             told = True
             with suppress(ProcessLookupError):
                 os.kill(now.pid, signal.SIGTERM)
+        _continue(now.pid)
         if time.monotonic() >= deadline:
-            raise UsageError(f"job {job.name} is still {now.status}", hint="see its share with: tranche ps")
+            raise UsageError(
+                f"job {job.name} is still {now.status}", hint=f"end its tranche run with: kill -9 {now.pid}"
+            )
         time.sleep(_POLL_SECONDS)
     store.remove(job.name)
     say(f"deleted {job.name}")

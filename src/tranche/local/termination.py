@@ -20,7 +20,7 @@ from tranche.node.locks.locks import is_held, lock_pids
 from tranche.node.mps.mps_daemons import UndrainedDevice, drain
 from tranche.node.processes.keeping import RemainingProcesses, remains_of
 from tranche.node.processes.processes import MARK, ancestors_of, find_traces, heeds_sigterm, sudo_above
-from tranche.node.state.session import StateFolder, sees_processes_of
+from tranche.node.state.session import StateFolder, process_stopped, sees_processes_of
 from tranche.node.store import chronicle
 from tranche.node.store.register import runs, user_name
 
@@ -139,6 +139,10 @@ def take_back(
                 chronicle.release_begun(db, host.clock(), allocation_id, pids, host.actor)
         undrained.update({each.device_uuid: each for each in drain(host.daemons, allocation, doomed)})
 
+    # A `tranche run` that is stopped would not see its command end, and so not give the share back.
+    for parent in {each for pid in pids if terminate for each in ancestors_of(pid)[:1]}:
+        with suppress(PermissionDenied):
+            _continue(parent)
     # What the workload started may outlive it, keeps the share as long as it lives, and may start more meanwhile.
     for number in range(_ROUNDS if terminate else 1):
         if not pids and not remains.locked:
@@ -256,6 +260,7 @@ def end_processes(pids: Sequence[int], grace: float, drained: Callable[[set[int]
         for pid, _ in watched:
             if grace:  # what is asked to end may start more
                 _signal(pid, signal.SIGTERM)
+                _continue(pid)  # what is stopped heeds no signal
         deadline = time.monotonic() + grace
         stubborn = [(pid, each) for pid, each in watched if not _ended(each, max(0.0, deadline - time.monotonic()))]
         drained({pid for pid, _ in stubborn})
@@ -281,6 +286,11 @@ def _signal(pid: int, number: int) -> None:
         raise PermissionDenied(
             f"no permission to terminate pid {pid}", hint="run the command with sudo, or as the user who started it"
         ) from error
+
+
+def _continue(pid: int) -> None:
+    if process_stopped(pid):
+        _signal(pid, signal.SIGCONT)
 
 
 def _await_owner(host: Host, allocation_id: str) -> None:
