@@ -260,6 +260,12 @@ def remove_under_writers(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def lose_ledger(machine: TestMachine) -> None:
+    """Delete the ledger, but not the rest of the state folder."""
+    for path in machine.state_dir.glob("ledger.db*"):
+        path.unlink()
+
+
 @contextmanager
 def readable_folder() -> Iterator[Path]:
     """A folder that other users may read, which pytest's own are not; with a copy of the compiled simulator as its cache."""

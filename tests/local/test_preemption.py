@@ -16,16 +16,25 @@ import pytest
 
 from tests.local.test_detached import Detaching
 from tests.local.test_service import OTHER, SharedMachine, shared
-from tests.machines import TestMachine, machine_in, needs_root, wait_until
+from tests.machines import TestMachine, lose_ledger, machine_in, needs_root, wait_until
+from tests.node.machines import node_of
+from tests.node.processes import isolated
 from tests.support.in_process import NOBODY
+from tranche.core.allocation import WholeGpu
 from tranche.core.errors import NoRoom, PermissionDenied, UsageError, WaitTimeout
+from tranche.core.keeper import ProcessKeeper
+from tranche.core.request import Request, WholeGpus
 from tranche.core.usage import recent_use
+from tranche.local.preemption import preempt
+from tranche.local.wakeup_pipe import as_asked
 from tranche.node.processes.processes import process_at
+from tranche.node.state.session import pid_namespace, process_start_time
 from tranche.node.store import records
 from tranche.node.store.ledger import Ledger
 from tranche.node.store.register import user_name
 
 WHOLE = ("--gpus", "1")
+TICKS = os.sysconf("SC_CLK_TCK")
 HUMBLE = (*WHOLE, "--preemptible")
 __all__ = ["shared"]
 
@@ -191,6 +200,42 @@ def test_a_command_whose_owner_was_killed_ends_for_others_too(a100: TestMachine)
     run.kill()
     assert a100.tranche("run", *WHOLE, "--", "echo", "served").stdout == "served\n"
     assert process_at(starts(a100.folder)[0]) is None
+
+
+def test_it_gives_way_and_starts_again_after_the_ledger_was_lost(a100: TestMachine) -> None:
+    run = a100.start("run", *HUMBLE, "--", *until_third(a100.folder))
+    wait_until(partial(started, a100.folder, 1), run)
+    a100.one_running()
+    lose_ledger(a100)
+    a100.tranche("policy", "preemption", "--on")
+    for count in (2, 3):
+        assert a100.tranche("run", *WHOLE, "--", "echo", "served").stdout == "served\n"
+        wait_until(partial(started, a100.folder, count))
+    assert run.wait(60) == 7
+
+
+@isolated
+def test_a_command_that_is_asked_again_gets_no_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if the clock was put back after it began, so that its end seems far away."""
+    node = node_of(tmp_path, "A100-40GB")
+    begun = process_start_time(os.getpid())
+    keeper = ProcessKeeper(os.getpid(), begun, pid_namespace(), uid=os.getuid(), begun=begun)
+    request = Request(WholeGpus(1), preemptible=True)
+    limits = []
+    with node.host(clock=lambda: time.time() + 86400) as before, node.host() as host:
+        gpu = host.driver.observe().gpus[0].uuid
+        share = before.add_holder(keeper, request, (WholeGpu(gpu),))
+        waiter = host.enqueue(Request(WholeGpus(1)), command="x", pid=os.getpid())
+        for later in (100.0, 200.0):
+            monkeypatch.setattr("tranche.local.preemption.boot_clock", lambda: begun / TICKS + later)  # noqa: B023
+            with host.deciding() as (view, queue):
+                there = as_asked(host.places, queue, time.time())
+                assert preempt(host, view, there, waiter.id, time.time()) == (share,)
+            found = host.allocation(share)
+            assert found is not None
+            limits.append(found.request.time_limit)
+        assert [each.name for each in host.events()].count("Preempted") == 1
+    assert limits == [100, 100]
 
 
 @needs_root

@@ -20,7 +20,7 @@ from typing import cast
 import pytest
 
 from tests.local.test_fractions import end_daemons
-from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
+from tests.machines import TRANCHE, TestMachine, lose_ledger, machine_in, needs_root, readable_folder, wait_until
 from tests.support import in_process
 from tests.support.in_process import DROP, NOBODY
 from tranche.core.errors import (
@@ -45,6 +45,8 @@ from tranche.node.state.connection import LONGEST, VERSION, ServiceConnection, c
 from tranche.node.state.session import StateFolder
 from tranche.node.store import records
 from tranche.node.store.ledger import Ledger
+from tranche.node.store.register import chore_done
+from tranche.node.store.schema import ADOPT_SHARES
 from tranche_simulator.machine import SimulatedMachine
 
 pytestmark = needs_root
@@ -133,6 +135,14 @@ def shared() -> Iterator[SharedMachine]:
             yield made
         finally:
             made.end()
+
+
+def test_a_user_is_told_who_holds_what_after_the_ledger_was_lost(shared: SharedMachine) -> None:
+    shared.hold()
+    (share,) = shared.shares()
+    lose_ledger(shared.machine)
+    code, out, err = shared.run("ps", "-o", "json")
+    assert (code, [each["id"] for each in json.loads(out)["allocations"]]) == (0, [share["id"]]), err
 
 
 def test_a_user_runs_a_command_with_their_own_environment_and_rights(shared: SharedMachine) -> None:
@@ -773,9 +783,10 @@ def test_a_user_with_all_their_runs_can_still_list_them(tmp_path: Path, message:
         peer = ClientProcess(os.getpid(), NOBODY, os.pidfd_open(os.getpid()))
         stack.callback(os.close, peer.handle)
         lock = stack.enter_context(FileLock(tmp_path / "lock"))
-        service = RunService(
-            listener, lock, tmp_path / "ledger.db", lambda uid: pytest.fail("opened"), lambda line: None
-        )
+        ledger = stack.enter_context(closing(Ledger(tmp_path / "ledger.db")))
+        with ledger.write() as db:
+            chore_done(db, ADOPT_SHARES)
+        service = RunService(listener, lock, ledger.path, lambda uid: pytest.fail("opened"), lambda line: None)
         answer(there, peer, service, full=True)
         received = here.receive()
     assert received is not None

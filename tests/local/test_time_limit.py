@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.local.left_behind import starting, starting_stranger
-from tests.machines import TestMachine, machine_in, wait_until
+from tests.machines import TestMachine, lose_ledger, machine_in, wait_until
 from tests.node.machines import node_of
 from tests.node.processes import isolated
 from tranche.core.allocation import HELD
@@ -62,6 +62,13 @@ def test_a_command_that_ends_in_time_is_left_alone(a100: TestMachine) -> None:
     done = a100.tranche("run", "-q", *WHOLE, "--time", "10m", "--", "true")
     assert done.stderr == ""
     assert a100.json("events")["events"][-1]["message"].endswith("exit code 0")
+
+
+def test_a_limit_holds_after_the_ledger_was_lost(a100: TestMachine) -> None:
+    run = a100.start("run", "-q", *WHOLE, "--time", "5s", "--", "sleep", "600")
+    a100.one_running()
+    lose_ledger(a100)
+    assert run.wait(60) == 143
 
 
 def as_many(said: list[str], count: int) -> bool:

@@ -83,6 +83,16 @@ def test_a_new_ledger_takes_the_shares_of_running_commands_over(tmp_path: Path) 
             assert [each.id for each in host.view().allocations] == [other.allocation.id]
 
 
+def test_a_share_that_is_taken_over_is_as_old_as_its_process(tmp_path: Path) -> None:
+    node, gpu = a100_in_slices(tmp_path)
+    uuid = gpu.instances[0].compute_instances[0].uuid
+    with loiterer(node, TRANCHE_ALLOCATION=own_id(1), CUDA_VISIBLE_DEVICES=uuid):
+        lose(node)
+        with node.host(clock=lambda: 1e9) as host:
+            (found,) = host.view().allocations
+    assert found.created < 1e9
+
+
 def test_a_whole_gpu_is_taken_over_as_well_and_every_command_that_names_it_is_one_share(tmp_path: Path) -> None:
     node, _ = a100_in_slices(tmp_path)
     with node.host() as host:

@@ -31,13 +31,22 @@ def preempt(
         ended = to_preempt(view, waiters, waiter_id, now, spared)
     if not ended:
         return ()
-    with host.ledger.write() as db:
-        for each in ended:
-            begun = each.keeper.begun / _TICKS if isinstance(each.keeper, ProcessKeeper) else 0.0
-            run_for = max(1, int(boot_clock() - begun))
-            register.set_request(db, each.id, replace(each.request, time_limit=run_for))
-            chronicle.preempted(db, now, each.id, waiter_id)
-    return tuple(each.id for each in ended)
+    limits = {each.id: _limit_now(each) for each in ended}
+    if any(each.request.time_limit != limits[each.id] for each in ended):
+        with host.ledger.write() as db:
+            for each in ended:
+                if each.request.time_limit != limits[each.id]:
+                    register.set_request(db, each.id, replace(each.request, time_limit=limits[each.id]))
+                    chronicle.preempted(db, now, each.id, waiter_id)
+    return tuple(limits)
+
+
+def _limit_now(allocation: Allocation) -> int:
+    """The time for which its command has run, or its earlier limit: asking again does not give it more time."""
+    begun = allocation.keeper.begun / _TICKS if isinstance(allocation.keeper, ProcessKeeper) else 0.0
+    run_for = max(1, int(boot_clock() - begun))
+    before = allocation.request.time_limit
+    return run_for if before is None else min(run_for, before)
 
 
 def _beside_strangers(host: Host, view: NodeView) -> frozenset[str]:

@@ -225,10 +225,12 @@ class RunService:
             end_overdue(host, grace=GRACE_SECONDS)
 
     def _anything_due(self) -> bool:
-        """Whether a command's time is over and nothing ends it, a reservation is over, or the fence is not as it should be."""
+        """Whether a command is overdue, a reservation over, the ledger new, or the fence not as it should be."""
         with suppress(TrancheError), closing(Ledger(self.ledger)) as ledger, ledger.read() as db:
             allocations = register.allocations(db)
             if overdue(allocations, boot_clock(), time.time()) or register.reservations_due(db, time.time()):
+                return True
+            if register.is_new(db):
                 return True
             if os.geteuid() == 0:
                 from tranche.node.fence import fence_now
@@ -403,7 +405,7 @@ def _clear(service: RunService) -> None:
     """Clear what dead processes left, as root's commands do before they list; a failure leaves it to the next decision."""
     with suppress(TrancheError), closing(Ledger(service.ledger)) as ledger:
         with ledger.read() as db:
-            left = register.anything_left(db, StateFolder(service.ledger.parent))
+            left = register.is_new(db) or register.anything_left(db, StateFolder(service.ledger.parent))
         if left:
             with service.open_host(os.getuid()) as host:
                 host.view(seconds=_CLEARS_WITHIN_SECONDS)

@@ -22,7 +22,15 @@ from contextlib import suppress
 from dataclasses import replace
 
 from tranche.core.allocation import HELD, Allocation, NodeView
-from tranche.core.errors import AllocationUnknown, GpuBusy, NoRoom, PermissionDenied, TrancheError, UsageError
+from tranche.core.errors import (
+    AllocationUnknown,
+    GpuBusy,
+    LedgerUnavailable,
+    NoRoom,
+    PermissionDenied,
+    TrancheError,
+    UsageError,
+)
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import format_duration
 from tranche.hardware.nvml_instances import process_name
@@ -35,6 +43,7 @@ from tranche.node.mps.mps_daemons import drain
 from tranche.node.processes.processes import find_traces, holders_of
 from tranche.node.state.session import boot_clock, process_stopped, sees_processes_of
 from tranche.node.store import chronicle, register
+from tranche.node.store.ledger import Ledger
 from tranche.planning.decide.queue import reserved_for
 from tranche.planning.decide.quota import refuse_too_long
 from tranche.planning.decide.reservations import closing
@@ -121,7 +130,7 @@ class TimeLimit:
     def _left(self) -> float:
         """The seconds left, by the limit that the ledger has now, or had when it was last readable."""
         with suppress(TrancheError):
-            found = self._host.allocation(self._allocation.id)
+            found = self._as_registered()
             if found is not None and found.request.time_limit is not None:
                 # Nobody shortens a time limit but for a request that needs the share.
                 self._needed |= found.request.preemptible and found.request.time_limit < self._seconds
@@ -171,9 +180,22 @@ class TimeLimit:
         more = f" and {len(pids) - _NAMED_AT_MOST} more" if len(pids) > _NAMED_AT_MOST else ""
         return f" along with {', '.join(named)}{more}" if named else ""
 
+    def _as_registered(self) -> Allocation | None:
+        """The share as the register has it now; None if it was given back.
+
+        If the open ledger was lost, that is the share in the new one, or as it was given until the new one knows it.
+        """
+        try:
+            return self._host.allocation(self._allocation.id)
+        except LedgerUnavailable:
+            with suppress(TrancheError), Ledger(self._host.places.ledger, read_only=True).read() as db:
+                there = (each for each in register.allocations(db) if each.id == self._allocation.id)
+                return next(there, self._allocation)
+            return self._allocation
+
     def _command_and_its_processes(self) -> list[int]:
         try:
-            found = self._host.allocation(self._allocation.id)
+            found = self._as_registered()
         except TrancheError:
             found = None
         pids = [] if found is None else processes_of(self._host, found)

@@ -110,7 +110,7 @@ class MachineReader:
         with self._ledger.read() as db:
             # Only a view of the whole machine shows what the register must hold.
             broken = self._driver.scope is DeviceVisibility.ALL and contradictory_tables(db, self._places)
-            return bool(broken) or register.chore_due(db, ADOPT_SHARES)
+            return bool(broken) or register.is_new(db)
 
     def _adopt_shares(self, view: NodeView) -> None:
         """Record shares of running commands and pods that a new or damaged ledger does not know.

@@ -44,7 +44,7 @@ from tranche.hardware.process_stat import process_environment, process_ids
 from tranche.node.mps.mps_daemons import UNTIL, MpsDaemonManager
 from tranche.node.mps.mps_records import SERVER_PROGRAM, DaemonRecord, name_of, record_of
 from tranche.node.processes.processes import KEY, MARK, REGISTER, Process, digest_of, process_at
-from tranche.node.state.session import boot_id, process_command
+from tranche.node.state.session import boot_clock, boot_id, process_command
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -73,6 +73,7 @@ _LONGEST_REQUEST = 1000
 _BYTES = re.compile("[1-9][0-9]{0,14}")
 _PART = re.compile("([0-9A-Za-z/-]+):([a-z-]+):([1-9][0-9]{0,14}):([1-9][0-9]?|100|):([1-9][0-9]{0,14}|)")
 _ID = re.compile("[0-9a-f]{8}")  # it becomes the name of a file
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def part_word(device_uuid: str, part: FractionalShare) -> str:
@@ -94,7 +95,7 @@ def shares_of_processes(
     look occupied, and a share that is overlooked is given twice.
 
     `register` is the state folder; `devices` are the machine's, by UUID; `contexts` are the bytes that a context takes of each
-    GPU; `now` is in seconds since the epoch. Leaves out shares without any existing device.
+    GPU; `now` is in seconds since the epoch. A share's age is that of its process. Leaves out shares without any existing device.
     """
     found: dict[str, tuple[Process, tuple[Grant, ...], Mapping[str, str]]] = {}
     for process, environment in _environments():
@@ -106,13 +107,14 @@ def shares_of_processes(
         here = environment.get(REGISTER) == str(register.resolve())
         if here and _ID.fullmatch(name) and grants and not older and (uid == 0 or process.uid in (0, uid)):
             found[name] = (process, grants, environment)
+    booted = now - boot_clock()
     return tuple(
         Allocation(
             name,
             _request_of(environment.get(REQUEST, "")) or _likely_request(grants, contexts),
             grants,
             Phase.ACTIVE,
-            now,
+            min(now, booted + process.started / _TICKS),
             process_command(process.pid),
             process.keeper._replace(key_digest=digest_of(environment[KEY]) if environment.get(KEY) else ""),
         )

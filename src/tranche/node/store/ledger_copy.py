@@ -24,15 +24,16 @@ _WAL_HEADER = 32
 def copied(ledger: Path) -> sqlite3.Connection:
     """The current database, in memory; an empty one when there is none. Raises OSError when it may not be read.
 
-    The ledger of a machine with a service is private, and the service sends a copy.
+    The ledger of a machine with a service is private, and the service sends a copy. It makes a ledger that was lost.
     """
+    socket = StateFolder(ledger.parent).socket
     try:
-        return _in_memory(*ledger_content(ledger))
+        if os.path.exists(ledger) or not os.path.exists(socket):
+            return _in_memory(*ledger_content(ledger))
     except PermissionError:
-        socket = StateFolder(ledger.parent).socket
         if not os.path.exists(socket):
             raise
-        return _in_memory(*_from_service(socket))
+    return _in_memory(*_from_service(socket))
 
 
 def _from_service(path: Path) -> tuple[bytes, bytes]:

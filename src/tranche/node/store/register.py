@@ -34,7 +34,7 @@ from tranche.core.wire import (
 from tranche.node.locks.locks import is_held
 from tranche.node.state.session import StateFolder, pid_namespace, process_lives, sees_processes_of
 from tranche.node.store import records
-from tranche.node.store.schema import WHOLE_GPU_UNITS
+from tranche.node.store.schema import ADOPT_SHARES, WHOLE_GPU_UNITS
 
 if TYPE_CHECKING:
     from tranche.planning.decide.fairness import FairOrder
@@ -117,9 +117,9 @@ def units_of(of: WholeGpu | Slice) -> range:
     return range(of.placement.start, of.placement.start + of.placement.size)
 
 
-def chore_due(db: sqlite3.Connection, name: str) -> bool:
-    """Whether that chore is still due."""
-    return db.execute("SELECT 1 FROM chores WHERE name = ?", (name,)).fetchone() is not None
+def is_new(db: sqlite3.Connection) -> bool:
+    """Whether the ledger is new, so that what already runs is not in it."""
+    return db.execute("SELECT 1 FROM chores WHERE name = ?", (ADOPT_SHARES,)).fetchone() is not None
 
 
 def chore_done(db: sqlite3.Connection, name: str) -> None:
