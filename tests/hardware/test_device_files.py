@@ -9,9 +9,9 @@ import pytest
 
 from tests.hardware.gpus import GPU, PIECE, SLICE
 from tranche.core.allocation import FractionalShare, Grant, Slice, WholeGpu
-from tranche.core.errors import SharingUnavailable, VerificationFailed
+from tranche.core.errors import VerificationFailed
 from tranche.core.grid import Placement
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import MEMORY_LIMIT, Sharing
 from tranche.hardware.cdi import CdiDevice, CdiSpec, edits_of, spec_to_data, write_spec
 from tranche.hardware.host_facts import sysfs_address
 from tranche.hardware.nodes import (
@@ -128,7 +128,7 @@ def test_a_share_gets_the_nodes_of_its_devices_alone(host: Path) -> None:
     files, marks = DriverFiles(host=host), (("TRANCHE_ALLOCATION", "5d8fb96b"),)
 
     def given(grant: Grant) -> ContainerEdits:
-        return edits_of(grant, GPU, files, Path, marks)
+        return edits_of(grant, GPU, files, Path, marks, "5d8fb96b")
 
     place = Slice(GPU.uuid, SLICE.profile, SLICE.placement)
     nodes = ["/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"]
@@ -136,11 +136,29 @@ def test_a_share_gets_the_nodes_of_its_devices_alone(host: Path) -> None:
     assert (given(place).environment, given(place).mounts) == (marks, ())
     assert [each.host_path for each in given(WholeGpu(GPU.uuid)).device_nodes] == nodes[:1]
     assert merged([given(WholeGpu(GPU.uuid)), given(place)]) == given(place)
-    part = FractionalShare(WholeGpu(GPU.uuid), 4 << 30, Sharing.MEMORY_LIMITS)
-    with pytest.raises(SharingUnavailable):
-        given(part)
+    part = given(FractionalShare(WholeGpu(GPU.uuid), (4 << 30) + 1, Sharing.MEMORY_LIMITS))
+    assert (part.device_nodes, dict(part.environment)[MEMORY_LIMIT]) == (
+        given(WholeGpu(GPU.uuid)).device_nodes,
+        f"{(4 << 30) + 1}",
+    )
+    (hook,) = part.hooks
+    assert (hook.name, hook.path, hook.arguments[0]) == ("createRuntime", "/bin/sh", "sh")
+    assert hook.arguments[-4:] == ("5d8fb96b", GPU.uuid, "4096", "/usr/bin/nvidia-smi")
     with pytest.raises(VerificationFailed):
         given(place._replace(placement=Placement(1, 1)))
+
+
+def test_a_hook_limits_memory_only_where_it_finds_what_it_runs(host: Path) -> None:
+    def why(driver_root: str = "/") -> str:
+        return DriverFiles(driver_root=driver_root, seen_at=str(host)).why_no_limit_hook()
+
+    assert why() == "the host's /sys/fs/cgroup is not cgroup v2"
+    touch(host, "sys/fs/cgroup/cgroup.controllers", "bin/sh", "usr/bin/flock")
+    assert why() == ""
+    assert why("/run/driver") == "the driver is in /run/driver, not in the host's /"
+    for path in ("usr/bin/nvidia-smi", "usr/bin/flock", "bin/sh"):
+        (host / path).unlink()
+        assert why() == f"the host lacks /{path}"
 
 
 def test_a_simulated_machine_is_given_by_mounts(tmp_path: Path) -> None:
@@ -176,6 +194,18 @@ def test_a_specification_as_data() -> None:
             },
         },
         {"name": "two", "containerEdits": {}},
+    ]
+    hook = DriverFiles().limit_hook("a", "GPU-a", 1 << 30)
+    (data,) = spec_to_data(CdiSpec("a.b/c", (CdiDevice("a", ContainerEdits(hooks=(hook,))),), ContainerEdits()))[
+        "devices"
+    ]
+    assert [{**each, "args": each["args"][-4:]} for each in data["containerEdits"]["hooks"]] == [
+        {
+            "hookName": "createRuntime",
+            "path": "/bin/sh",
+            "args": ["a", "GPU-a", "1024", "/usr/bin/nvidia-smi"],
+            "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
+        }
     ]
     assert "containerEdits" not in spec_to_data(CdiSpec("a.b/c", (), ContainerEdits()))
 

@@ -5,28 +5,37 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pynvml
 import pytest
 
-from tests.local.test_fractions import GB, GREEDY, OUT_OF_MEMORY, STEP_MIB, end_daemons, holders, tenant
+from tests.local.test_fractions import GB, GREEDY, OUT_OF_MEMORY, STEP_MIB, Tenant, end_daemons, holders, tenant
 from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
 from tests.simulator.control_groups import hierarchy
 from tests.simulator.cuda_programs import PREAMBLE
+from tests.support.containers import on_version_2, start_container
 from tranche.core.errors import HardwareError, LedgerUnavailable, SharingUnavailable
+from tranche.core.quantity import GIB
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.hardware.control_groups import group_namespace, inside, own_group, remove_group
+from tranche.hardware.nodes import LIBRARIES_IN_CONTAINER, SimulatedDeviceFiles
+from tranche.node.execution.host_context import CDI_FOLDER
 from tranche.node.limits.share_groups import CANARY, LimitTrialRunner, ShareGroup, ShareGroupManager
 from tranche.node.state.session import StateFolder, boot_id
 
+NO_DEVICE = 100
 TOTAL = GREEDY.replace("tell([len(sizes)", "tell([check(cu.cuMemGetInfo())[1] >> 20, len(sizes)")
 
 
@@ -70,8 +79,8 @@ def of_shares(machine: TestMachine) -> list[str]:
     ("command", "why"),
     [
         ("hold --gpu-memory 3G", "limit the memory of a command"),
-        ("hold --cdi --gpu-memory 3G", "not yet for containers"),
-        ("run --cdi --gpu-memory 3G -- true", "not yet for containers"),
+        ("hold --cdi --gpu-memory 3G", "of these containers: the host's /sys/fs/cgroup is not cgroup v2"),
+        ("run --cdi --gpu-memory 3G -- true", "of these containers: the host's /sys/fs/cgroup is not cgroup v2"),
     ],
 )
 def test_a_part_whose_limit_reaches_one_command_alone_is_refused_before_it_is_granted(
@@ -79,7 +88,7 @@ def test_a_part_whose_limit_reaches_one_command_alone_is_refused_before_it_is_gr
 ) -> None:
     script = f"{shlex.join(TRANCHE)} {command}"
     done = subprocess.run(
-        ["sh", "-c", f"{script}; exit $?"],
+        ["unshare", "--mount", "sh", "-c", f"umount --lazy --recursive /sys/fs/cgroup; {script}; exit $?"],
         env=t4.environment,
         start_new_session=True,
         capture_output=True,
@@ -119,6 +128,7 @@ def test_four_programs_share_a_t4_by_the_drivers_limits_and_see_no_more_than_the
 def test_processes_of_one_command_have_the_limit_together(t4: TestMachine) -> None:
     both = """
 import subprocess
+import sys
 held = context(); taken = [check(cu.cuMemAlloc(2 << 30))]
 inner = "from cuda.bindings import driver as cu; cu.cuInit(0); cu.cuCtxCreate(None, 0, 0); print(int(cu.cuMemAlloc(2 << 30)[0]))"
 tell(int(subprocess.run([sys.executable, "-c", inner], capture_output=True, text=True).stdout))
@@ -389,3 +399,230 @@ def test_a_share_that_a_lax_driver_gives_more_is_marked(t4: TestMachine, monkeyp
     wait_until(lambda: "LimitExceeded" in t4.tranche("events").stdout)
     one.go_on()
     assert "Tranche now counts it as unlimited" in one.ended()[1]
+
+
+# Containers
+
+
+class ContainerShare:
+    """A share that `tranche` holds for containers, until its command or session ends: a shell that takes lines."""
+
+    def __init__(self, machine: TestMachine, groups: Path, folder: Path, how: str, more: str) -> None:
+        self.groups, self.folder, self.how = groups, folder, how
+        self.begun: set[str] = set()
+        request = f"{how} --cdi --gpu-memory 3G {more}"
+        tranche = shlex.join([*TRANCHE, *request.split()])
+        script = f"exec {tranche} -- sh" if how == "run" else f'eval "$({tranche})"; exec sh'
+        self.shell = subprocess.Popen(
+            on_version_2(groups.parent, ["sh", "-c", script]),
+            env=machine.environment,
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.id = self.do("echo ${TRANCHE_CDI_DEVICE#tranche.dev/share=}")
+        self.spec = CDI_FOLDER / f"tranche.dev-allocation_{self.id}.json"
+
+    def do(self, line: str) -> str:
+        """The line that a line tells."""
+        assert self.shell.stdin is not None
+        assert self.shell.stdout is not None
+        self.shell.stdin.write(line + "\n")
+        self.shell.stdin.flush()
+        return self.shell.stdout.readline().strip()
+
+    def container(self, name: str, code: str) -> Tenant:
+        """A container with the share that runs this program."""
+        program = [sys.executable, "-c", PREAMBLE + code]
+        self.begun.add(name)
+        return Tenant(
+            start_container(self.spec, self.folder / name, self.groups.parent, f"{self.groups.name}/{name}", program)
+        )
+
+    def end(self) -> None:
+        """End the command or the session."""
+        self.shell.communicate(timeout=60)
+
+
+@contextmanager
+def held_for_containers(
+    machine: TestMachine, groups: Path, folder: Path, how: str = "run", more: str = ""
+) -> Iterator[ContainerShare]:
+    """A share that ends with the block, and so do its containers."""
+    if shutil.which("runc") is None:
+        pytest.skip("there is no runc")
+    held = ContainerShare(machine, groups, folder / "containers", how, more)
+    try:
+        yield held
+    finally:
+        for each in held.begun:
+            with suppress(FileNotFoundError):
+                (groups / each / "cgroup.kill").write_text("1")
+        if held.shell.poll() is None:
+            held.end()
+        wait_until(lambda: (holders(machine), held.spec.exists()) == ([], False))
+
+
+@pytest.fixture(params=["run", "hold"])
+def share(t4: TestMachine, groups: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ContainerShare]:
+    with held_for_containers(t4, groups, tmp_path, request.param) as held:
+        yield held
+
+
+@pytest.mark.parametrize("share", ["run"], indirect=True)
+@pytest.mark.parametrize("backend", ["misc", "dmem"])
+def test_a_container_sees_its_limit_gets_no_more_and_leaves_nothing(
+    t4: TestMachine, groups: Path, share: ContainerShare, backend: Literal["misc", "dmem"]
+) -> None:
+    t4.machine.set_limits_backend(backend)
+    one = share.container("one", TOTAL)
+    total, got, code = one.told()
+    assert code == OUT_OF_MEMORY
+    assert 3 * GB - (STEP_MIB << 20) < got << 20 < total << 20 < 3 * GB + (600 << 20)
+    (holder,) = holders(t4)
+    assert (holder["id"], holder["grants"][0]["walls"]["memory"]) == (share.id, "driver")
+    one.go_on()
+    assert one.ended() == (0, "")
+    share.end()
+    wait_until(lambda: (t4.tranche("gpus"), of_shares(t4))[1] == [])
+    assert holders(t4) == []
+    if backend == "dmem":
+        assert "soft limit: 0 MiB" in t4.smi("memory-limits", "--get", "-n", str(groups)), "no reservation stays above"
+
+
+def test_a_container_with_two_gpus_is_limited_on_each(folder: Path, groups: Path, tmp_path: Path) -> None:
+    code = """
+for ordinal in (0, 1):
+    context(ordinal)
+    tell([check(cu.cuMemGetInfo())[1] >> 20, int(cu.cuMemAlloc(4 << 30)[0])])
+"""
+    with machine_in(folder, "T4", "T4") as machine:
+        machine.machine.set_driver("615.71.09")
+        with held_for_containers(machine, groups, tmp_path, more="--count 2") as share:
+            one = share.container("one", code)
+            for _ in range(2):
+                total, refused = one.told()
+                assert (total << 20 < 3 * GB + (600 << 20), refused) == (True, OUT_OF_MEMORY)
+            assert one.ended() == (0, "")
+
+
+TOGETHER = """
+held = context(); taken = [check(cu.cuMemAlloc(2 << 30))]
+inner = "from cuda.bindings import driver as cu; cu.cuInit(0); cu.cuCtxCreate(None, 0, 0); print(int(cu.cuMemAlloc(2 << 30)[0]))"
+out, into = os.pipe()
+if os.fork() == 0:
+    os.dup2(into, 1)
+    os.environ.clear()
+    os.execve(sys.executable, [sys.executable, "-c", inner], {"LD_LIBRARY_PATH": LIBRARIES, "NVIDIA_VISIBLE_DEVICES": "all"})
+tell(int(os.read(out, 9)))
+wait()
+"""
+
+
+def test_processes_of_one_container_have_the_limit_together(share: ContainerShare) -> None:
+    """Even one that was forked and executed, and has nothing of the share's environment."""
+    one = share.container("one", f"LIBRARIES = {LIBRARIES_IN_CONTAINER!r}\n{TOGETHER}")
+    assert one.told() == OUT_OF_MEMORY
+    one.go_on()
+    one.ended()
+
+
+def test_a_second_container_of_one_share_starts_when_the_first_has_ended(share: ContainerShare) -> None:
+    first = share.container("first", TOTAL)
+    assert first.told()[2] == OUT_OF_MEMORY
+    code, said = share.container("second", TOTAL).ended()
+    assert code != 0
+    why = f"/sys/fs/cgroup/{share.groups.name}/first) has the share; wait until it ends"
+    assert why in said
+    assert why in (share.folder / "run" / "tranche-limits" / ".last-failure").read_text(), "not every runtime shows it"
+    first.go_on()
+    assert first.ended()[0] == 0
+    for name in ("second", "second"):  # a restart has the same control group
+        second = share.container(name, TOTAL)
+        assert second.told()[2] == OUT_OF_MEMORY
+        second.go_on()
+        assert second.ended()[0] == 0
+
+
+@pytest.mark.parametrize("share", ["run"], indirect=True)
+def test_no_container_starts_without_a_limit(t4: TestMachine, share: ContainerShare) -> None:
+    t4.machine.set_limits_backend("off")
+    code, said = share.container("one", "tell(0)").ended()
+    assert (code != 0, "--set failed: Unable to set memory limit: Not Supported" in said) == (True, True), said
+    t4.machine.set_limits_backend("misc")
+    t4.machine.inject_error("nvmlDeviceGetMemoryLimits", pynvml.NVML_ERROR_UNKNOWN, calls=1)
+    code, said = share.container("one", "tell(0)").ended()
+    assert (code != 0, "MiB as the limit, but shows: Unable to get memory limit" in said) == (True, True), said
+    record = share.folder / "run" / "tranche-limits" / "damaged"
+    record.mkdir()
+    code, said = share.container("one", "tell(0)").ended()
+    assert (code != 0, "cannot read /run/tranche-limits/damaged" in said) == (True, True), said
+    record.rmdir()
+    one = share.container("one", TOTAL)
+    assert one.told()[2] == OUT_OF_MEMORY
+    one.go_on()
+    one.ended()
+
+
+def test_beside_its_container_a_share_gives_nothing(share: ContainerShare) -> None:
+    assert share.do("echo ${CUDA_VISIBLE_DEVICES-unset}.") == "."
+    tried = "from cuda.bindings import driver as cu; print(int(cu.cuInit(0)[0]) or int(cu.cuCtxCreate(None, 0, 0)[0]))"
+    got = share.do(f"{sys.executable} -c {shlex.quote(tried)}")
+    assert int(got) == NO_DEVICE
+    if share.how == "run":
+        got = share.do(f"CUDA_VISIBLE_DEVICES=0 {sys.executable} -c {shlex.quote(tried)}")
+        assert int(got) == OUT_OF_MEMORY
+
+
+def test_a_container_keeps_the_share_and_its_limit(t4: TestMachine, share: ContainerShare) -> None:
+    one = share.container("one", f"tell(0); wait()\n{TOTAL}")
+    assert one.told() == 0
+    share.end()
+    (holder,) = holders(t4)
+    assert holder["id"] == share.id
+    one.go_on()
+    assert one.told()[2] == OUT_OF_MEMORY
+    one.go_on()
+    one.ended()
+    wait_until(lambda: holders(t4) == [])
+
+
+@pytest.mark.parametrize(
+    ("own", "state"),
+    [
+        (True, '{"annotations": {"pid": "1", "a": "\\"pid\\": 1"}, "pid": PID, "id": "x"}'),
+        (True, '{\n"id": "x",\n"pid":PID\n}'),
+        (False, '{"pid": PID}'),
+        (True, '{"id": "x"}'),
+        (True, ""),
+    ],
+)
+def test_a_container_without_a_control_group_of_its_own_does_not_start(
+    t4: TestMachine, groups: Path, own: bool, state: str
+) -> None:
+    uuid = t4.json("gpus")["gpus"][0]["uuid"]
+    hook = SimulatedDeviceFiles(t4.machine.state).limit_hook("share", uuid, GIB)
+    leaf = groups / "leaf"
+    leaf.mkdir()
+    with inside(leaf if own else groups):
+        program = subprocess.Popen(["sleep", "600"])
+    try:
+        done = subprocess.run(
+            on_version_2(
+                groups.parent,
+                ["env", "-i", *hook.environment, hook.path, *hook.arguments[1:]],
+                "mount -t tmpfs none /run",
+            ),
+            input=state.replace("PID", str(program.pid)),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        limited = own and "PID" in state
+        assert (done.returncode == 0, "control group of its own" not in done.stderr) == (limited, limited), done.stderr
+        if limited:
+            assert "hard limit: 1024 MiB" in t4.smi("memory-limits", "--get", "-n", str(leaf))
+    finally:
+        program.kill()
+        program.wait()

@@ -17,7 +17,7 @@ from tests.machines import needs_root, wait_until
 from tests.node.machines import Node, node_of
 from tests.node.processes import isolated
 from tests.support.in_process import NOBODY
-from tranche.core.errors import CdiUnavailable
+from tranche.core.errors import CdiUnavailable, SharingUnavailable
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.hardware.cdi import CdiDevice, CdiSpec, write_spec
@@ -25,7 +25,7 @@ from tranche.hardware.nodes import ContainerEdits, SimulatedDeviceFiles
 from tranche.local.queue import Queue
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import RunReporter
-from tranche.local.share_spec import write_share_spec
+from tranche.local.share_spec import refuse_unlimited, write_share_spec
 from tranche.local.workload import OwnWorkload
 from tranche.node.execution.host_context import CDI_FOLDER
 from tranche.node.held import HeldAllocation
@@ -166,3 +166,9 @@ def test_a_machine_without_the_toolkit_is_told_before_the_request_waits(
         with pytest.raises(CdiUnavailable, match="the host lacks nvidia-ctk"):
             run(host, asked, RunReporter(print, print))
         assert host.events() == ()
+
+
+@isolated
+def test_only_roots_containers_can_have_a_limit_of_the_driver(node: Node) -> None:
+    with node.host() as host, pytest.raises(SharingUnavailable, match="only root can set the limit"):
+        refuse_unlimited(host, NOBODY)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tranche.core.allocation import FractionalShare, Grant, device_uuid
-from tranche.core.errors import CdiUnavailable, SharingUnavailable, VerificationFailed
+from tranche.core.errors import CdiUnavailable, VerificationFailed
 from tranche.core.json_text import read_json
 from tranche.core.sharing import MEMORY_LIMIT, Sharing
 from tranche.core.state import GpuState
@@ -144,21 +144,22 @@ def edits_of(
     files: DeviceFiles,
     pipes: Callable[[str], Path],
     marks: tuple[tuple[str, str], ...],
+    share: str,
 ) -> ContainerEdits:
-    """What a container gets for one grant; `marks` are variables that tell whose it is.
+    """What a container gets for one grant; `marks` are variables that tell whose it is, and `share` is its name.
 
-    Raises:
-        VerificationFailed: the device no longer exists.
-        SharingUnavailable: nothing could keep a container within its limit.
+    VerificationFailed if the device no longer exists.
     """
     uuid = device_uuid(grant, gpu)
     if not uuid:
         raise VerificationFailed(f"{gpu.label}: {grant.slot or 'the GPU'} no longer exists")
     more = files.device_by_cdi(uuid)
-    mounts, environment = more.mounts, (*more.environment, *marks)
+    mounts, environment, hooks = more.mounts, (*more.environment, *marks), more.hooks
     if isinstance(grant, FractionalShare):
         mounts, environment = (*mounts, *_part_mounts(grant, uuid, pipes)), (*environment, *_part_environment(grant))
-    return ContainerEdits((*_nodes(grant, gpu, files, uuid), *more.device_nodes), mounts, environment, more.hooks)
+        if grant.sharing is Sharing.MEMORY_LIMITS:
+            hooks = (*hooks, files.limit_hook(share, uuid, grant.memory))
+    return ContainerEdits((*_nodes(grant, gpu, files, uuid), *more.device_nodes), mounts, environment, hooks)
 
 
 def _nodes(grant: Grant, gpu: GpuState, files: DeviceFiles, uuid: str) -> tuple[DeviceNode, ...]:
@@ -180,16 +181,9 @@ def _part_mounts(part: FractionalShare, uuid: str, pipes: Callable[[str], Path])
 
 def _part_environment(part: FractionalShare) -> tuple[tuple[str, str], ...]:
     told = (MEMORY_LIMIT, str(part.memory))
-    match part.sharing:
-        case Sharing.TIME_SLICING:
-            return (told,)
-        case Sharing.MPS:
-            return (*client_environment(_PIPES_INSIDE, part.memory, part.compute).items(), told)
-        case Sharing.MEMORY_LIMITS:
-            raise SharingUnavailable(
-                "the driver's memory limits work for commands, but not yet for containers",
-                hint="ask for hard isolation, or for a compute limit",
-            )
+    if part.sharing is Sharing.MPS:
+        return (*client_environment(_PIPES_INSIDE, part.memory, part.compute).items(), told)
+    return (told,)
 
 
 def spec_environment(path: Path) -> tuple[str, ...]:
@@ -221,6 +215,8 @@ def _edits(edits: ContainerEdits) -> dict[str, Any]:
         ]
     if edits.hooks:
         data["hooks"] = [
-            {"hookName": hook.name, "path": hook.path, "args": list(hook.arguments)} for hook in edits.hooks
+            {"hookName": hook.name, "path": hook.path, "args": list(hook.arguments)}
+            | ({"env": list(hook.environment)} if hook.environment else {})
+            for hook in edits.hooks
         ]
     return data

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from tranche.core.errors import FenceUnavailable
+from tranche.core.quantity import MIB
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState
 from tranche.hardware.driver import STATE_IN_CONTAINER
 from tranche.hardware.host_facts import sysfs_address
@@ -24,6 +25,8 @@ from tranche.hardware.simulator_errors import simulator_errors
 _CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 HOOK_PATH = "/usr/bin/nvidia-ctk"
 """The host's nvidia-ctk or nvidia-cdi-hook, unless configured otherwise."""
+_SHELL: Final = "/bin/sh"
+_SEARCH_PATH: Final = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 _MIG_MINORS = "proc/driver/nvidia-caps/mig-minors"
 _GPU_MAJOR: Final = 195
 """Linux assigns this number to the driver (Documentation/admin-guide/devices.txt); that of the capabilities changes."""
@@ -50,11 +53,15 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class _CdiHook:
-    """A command that the container runtime runs while it creates the container (an OCI hook)."""
+    """A command that the container runtime runs while it creates the container (an OCI hook).
+
+    Without an `environment`, it has the runtime's.
+    """
 
     path: str
     arguments: tuple[str, ...]
     name: str = "createContainer"
+    environment: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +122,15 @@ def merged(edits: Sequence[ContainerEdits]) -> ContainerEdits:
 
 
 class DeviceFiles(ABC):
-    """What containers of this machine need, by default nothing. Methods read files and may be called from several threads."""
+    """What containers of this machine need, by default nothing. Methods read files and may be called from several threads.
+
+    `smi` is the host path of nvidia-smi, and `smi_environment` what it needs. This process sees the host's `/` at `root`.
+    """
+
+    def __init__(self, smi: str, smi_environment: tuple[str, ...] = (), root: Path = Path("/")) -> None:
+        self._smi = smi
+        self._smi_environment = smi_environment
+        self._root = root
 
     def control_nodes(self) -> tuple[DeviceNode, ...]:
         """The existing device nodes that every GPU container needs."""
@@ -149,6 +164,20 @@ class DeviceFiles(ABC):
         """What a CDI specification would lack, so that a container would not find the driver; "" if nothing."""
         return ""
 
+    def limit_hook(self, share: str, gpu_uuid: str, memory: int) -> _CdiHook:
+        """The hook that has the driver limit a container's memory to that many bytes; the container fails if it cannot."""
+        script = Path(__file__).with_name("limit_hook.sh").read_text()
+        arguments = ("sh", "-c", script, "tranche", share, gpu_uuid, str(memory // MIB), self._smi)
+        return _CdiHook(_SHELL, arguments, "createRuntime", (_SEARCH_PATH, *self._smi_environment))
+
+    def why_no_limit_hook(self) -> str:
+        """Why no such hook works on this host, in words; "" if nothing is missing."""
+        if not os.path.lexists(self._root / "sys/fs/cgroup/cgroup.controllers"):
+            return "the host's /sys/fs/cgroup is not cgroup v2"
+        needed = (_SHELL, "/usr/bin/flock", self._smi)
+        missing = (each for each in needed if not os.path.lexists(self._root / each.lstrip("/")))
+        return next((f"the host lacks {each}" for each in missing), "")
+
     @abstractmethod
     def numa_node(self, gpu: GpuState) -> int | None:
         """The NUMA node of the GPU; None if there is none or it is unknown."""
@@ -171,6 +200,7 @@ class DriverFiles(DeviceFiles):
         hook_path: str = HOOK_PATH,
         host: Path = Path("/"),
     ) -> None:
+        super().__init__("/usr/bin/nvidia-smi", root=Path(seen_at))
         self._driver_root = driver_root
         self._dev_root = dev_root
         self._seen_at = seen_at
@@ -223,6 +253,12 @@ class DriverFiles(DeviceFiles):
         if not os.path.lexists(root / self._hook_path.lstrip("/")):
             return f"the host lacks {self._hook_path}, which CDI needs to set up the driver's libraries"
         return ""
+
+    def why_no_limit_hook(self) -> str:
+        """The driver's nvidia-smi must run on the host as it is."""
+        if self._driver_root.rstrip("/"):
+            return f"the driver is in {self._driver_root}, not in the host's /"
+        return super().why_no_limit_hook()
 
     def numa_node(self, gpu: GpuState) -> int | None:
         """From sysfs; the kernel writes -1 if there is no NUMA."""
@@ -359,6 +395,7 @@ class SimulatedDeviceFiles(DeviceFiles):
         self._state = state
         with simulator_errors():
             self._built = ensure_built()
+        super().__init__(str(self._built.nvidia_smi), (f"TRANCHE_SIM_STATE={state}",))
 
     def beside_runtime(self) -> ContainerEdits:
         """Library, program and state, which no container runtime knows. Every client of a GPU writes the state."""

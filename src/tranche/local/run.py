@@ -159,7 +159,7 @@ def _refuse_fenced_hold(host: Host, asked: RunRequest) -> None:
 
 
 def _refuse_out_of_reach(host: Host, asked: RunRequest, decision: Granted) -> None:
-    """Refuse what does not reach the programs: the fence a session, and the driver's memory limits a session and a container.
+    """Refuse what does not reach the programs: the fence a session, and the driver's memory limits a session.
 
     Raises FenceUnavailable and SharingUnavailable.
     """
@@ -167,11 +167,10 @@ def _refuse_out_of_reach(host: Host, asked: RunRequest, decision: Granted) -> No
     if not parts_by(Sharing.MEMORY_LIMITS, decision.grants):
         return
     if asked.cdi:
-        raise SharingUnavailable(
-            "the driver's memory limits work for commands, but not yet for containers",
-            hint="use --isolation hard or --compute",
-        )
-    if asked.workload.text == HELD:
+        from tranche.local.share_spec import refuse_unlimited
+
+        refuse_unlimited(host, asked.workload.uid)
+    elif asked.workload.text == HELD:
         raise SharingUnavailable(
             "the driver can limit the memory of a command, but not of a session",
             hint="run a shell in the share: tranche run REQUEST -- bash; or use --isolation hard or --compute",
@@ -232,6 +231,8 @@ def _run_in_share(
             from tranche.local.share_spec import CDI_DEVICE, write_share_spec  # seldom needed
 
             share[CDI_DEVICE] = write_share_spec(host, held, gpus, workload.uid)
+            if parts_by(Sharing.MEMORY_LIMITS, allocation.grants):
+                share[VISIBLE] = ""  # only containers can use the share
         reporter.granted(held, gpus)
         watch = _ShareWatch(host, allocation, reporter)
         stack.enter_context(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from tranche.core.allocation import FractionalShare, Grant, device_uuid
-from tranche.core.errors import CdiUnavailable
+from tranche.core.errors import CdiUnavailable, SharingUnavailable
 from tranche.core.state import GpuState
 from tranche.core.wire import request_to_dict
 from tranche.hardware.cdi import CdiDevice, CdiSpec, edits_of, write_spec
@@ -28,6 +28,15 @@ def refuse_without_cdi(host: Host) -> None:
         raise CdiUnavailable(f"containers cannot use a share: {why}", hint="install NVIDIA's container toolkit")
 
 
+def refuse_unlimited(host: Host, uid: int) -> None:
+    """SharingUnavailable if the driver cannot limit the memory of containers that this user starts."""
+    why = "only root can set the limit" if uid else device_files(host.environment).why_no_limit_hook()
+    if why:
+        raise SharingUnavailable(
+            f"the driver cannot limit the memory of these containers: {why}", hint="use --isolation hard or --compute"
+        )
+
+
 def write_share_spec(host: Host, held: HeldAllocation, gpus: Mapping[str, GpuState], reader: int) -> str:
     """Write the CDI file of a command's share; returns the CDI name of the share. `gpus` are its GPUs as they are now.
 
@@ -35,8 +44,12 @@ def write_share_spec(host: Host, held: HeldAllocation, gpus: Mapping[str, GpuSta
     request and the devices, a lost register can be rebuilt. Only root and `reader`, the share's user, can read the file. podman
     passes over files that its user cannot read.
 
+    With the driver's memory limits, containers have all of the share's memory, and its command none.
+
     Raises the errors of `edits_of`, and CdiUnavailable if the file cannot be written.
     """
+    if held.group is not None:
+        host.share_groups.close(held.group)
     files, pipes = device_files(host.environment), host.daemons.records.pipes
     allocation = held.allocation
     given = (_word(each, device_uuid(each, gpus[each.gpu_uuid])) for each in allocation.grants)
@@ -47,7 +60,9 @@ def write_share_spec(host: Host, held: HeldAllocation, gpus: Mapping[str, GpuSta
         (REQUEST, json.dumps(request_to_dict(allocation.request))),
         (PARTS, ",".join(given)),
     )
-    edits = merged([edits_of(each, gpus[each.gpu_uuid], files, pipes, marks) for each in allocation.grants])
+    edits = merged(
+        [edits_of(each, gpus[each.gpu_uuid], files, pipes, marks, allocation.id) for each in allocation.grants]
+    )
     common = files.by_cdi(host.driver.observe().driver_version)
     spec = CdiSpec(
         _KIND, (CdiDevice(allocation.id, edits),), common, file=host.spec_file(allocation.id).name, reader=reader

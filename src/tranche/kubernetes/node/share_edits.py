@@ -25,17 +25,15 @@ def spec_now(services: NodeContext, files: DeviceFiles, keeper: ChosenFor, grant
 
     It blocks.
 
-    Raises:
-        VerificationFailed: a device no longer exists.
-        SharingUnavailable: nothing could keep a container within its limit.
+    Raises VerificationFailed if a device no longer exists.
     """
     host = services.host
     gpus = {uuid: host.observe_gpu(uuid) for uuid in dict.fromkeys(grant.gpu_uuid for grant in grants)}
     mark = (claim_mark(keeper.uid), f"{keeper.namespace}/{keeper.name}")
     pipes = host.daemons.records.pipes
     devices = tuple(
-        CdiDevice(cdi_name(keeper.uid, number), edits_of(grant, gpus[grant.gpu_uuid], files, pipes, (mark,)))
-        for number, grant in enumerate(grants)
+        CdiDevice(name, edits_of(grant, gpus[grant.gpu_uuid], files, pipes, (mark,), name))
+        for name, grant in ((cdi_name(keeper.uid, number), grant) for number, grant in enumerate(grants))
     )
     version = services.inventory.latest.value.view.node.driver_version
     return CdiSpec(CDI_KIND, devices, files.by_cdi(version), keeper.uid)

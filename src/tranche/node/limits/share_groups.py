@@ -118,6 +118,14 @@ class ShareGroupManager:
             self.drop(begun)
             raise
 
+    def close(self, group: ShareGroup) -> None:
+        """Leave the group the smallest limit there is, too small for any program; HardwareError if the driver refuses."""
+        from tranche.hardware.memory_limits import limit_memory, verify_limit
+
+        for gpu_uuid in group.gpu_uuids:
+            limit_memory(gpu_uuid, group.folder, soft=0, hard=MIB)
+            verify_limit(gpu_uuid, group.folder, soft=0, hard=MIB)
+
     def strays(self) -> tuple[Path, ...]:
         """The groups of this register's shares without a note: the note was lost with the state folder."""
         from tranche.hardware.control_groups import marked_groups
