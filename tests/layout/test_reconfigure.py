@@ -257,6 +257,17 @@ def test_a_slice_that_is_held_and_gone_is_no_part_of_a_layout_unless_it_is_about
         ).refuse_if_blocked()
 
 
+def test_no_slice_is_made_beside_one_that_is_held_and_gone() -> None:
+    """The layout could not be complete, so it must not be called applied."""
+    gpu = gpu_on(A100)
+    grant = Slice(gpu.uuid, parse_profile("1g.5gb"), Placement(6, 1))
+    allocation = Allocation("a-7", Request(MigSlice(grant.profile)), (grant,), Phase.ACTIVE, 0.0, "train.py")
+    decision = plan_layout(view_of(gpu, allocations=[allocation]), layout(*7 * ("1g.5gb",)))
+    assert decision.plan.empty
+    with pytest.raises(GpuBusy, match=r"1g.5gb at 6:1 of GPU 0 does not exist, but is held by allocation a-7"):
+        decision.refuse_if_blocked()
+
+
 def test_a_gpu_that_is_granted_whole_is_not_cut() -> None:
     gpu = gpu_on(H100, mode=MigMode.DISABLED)
     allocation = Allocation("a-1", Request(WholeGpus(1)), (WholeGpu(gpu.uuid),), Phase.ACTIVE, 0.0)
@@ -464,7 +475,8 @@ def test_a_plan_gives_the_layout_touches_nothing_in_use_and_is_then_done(case: t
     blocked = {change.gpu.uuid for change in decision.changes if change.blockers}
     for mismatch in find_mismatches(after.node, wanted):
         filled = {after.node.gpu(mismatch.gpu.uuid).key(i) for i in mismatch.gpu.instances if i.compute_instances}
-        promised = {grant.slot for grant in view.grants_on(mismatch.gpu.uuid)}
+        soon = [each for each in view.allocations if each.phase is Phase.PREPARING]
+        promised = {grant.slot for grant in replace(view, allocations=tuple(soon)).grants_on(mismatch.gpu.uuid)}
         assert mismatch.gpu.uuid in blocked or promised - filled, str(mismatch)
     for gpu in view.node:
         spec = wanted.spec_for(gpu)

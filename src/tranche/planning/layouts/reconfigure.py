@@ -173,8 +173,10 @@ def _change(
     if cut is None:
         in_the_way = users_in_the_way(users, wanted, protected)
         return GpuChange(gpu, change.mode_steps, blockers=(*users.holders_of_all, *in_the_way))
-    gone = tuple(user for user in users.users if user.gone)
-    return GpuChange(gpu, change.mode_steps, cut, gone if cut.unchanged else users.holders_of_all)
+    # A slice that is held but gone cannot be created for its holder, so the layout would not be complete.
+    gone = (user for user in users.users if user.gone)
+    blockers = (*gone, *(() if cut.unchanged else users.holders_of_all))
+    return GpuChange(gpu, change.mode_steps, cut, tuple(dict.fromkeys(blockers)))
 
 
 def _applies(spec: LayoutSpec, gpu: GpuState, purpose: str) -> bool:
