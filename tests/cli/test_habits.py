@@ -91,6 +91,18 @@ def test_help_lists_the_commands_in_groups_without_those_that_kubernetes_starts(
     assert set(root.list_commands(click.Context(root))) - listed == {"agent", "controller"}
 
 
+@pytest.mark.parametrize("command", [(), ("job",), ("layout",)])
+def test_a_group_without_a_command_prints_its_help_as_it_is(machine: TestMachine, command: tuple[str, ...]) -> None:
+    done = machine.tranche(*command, code=2)
+    assert (done.stdout, done.stderr) == ("", machine.tranche(*command, "--help").stdout)
+
+
+def test_a_layout_that_is_not_there_leads_to_its_plan(machine: TestMachine) -> None:
+    done = machine.tranche("layout", "assert", "-c", "all-1g.6gb", code=50)
+    command = done.stderr.rpartition("run: tranche ")[2].split()
+    assert "create 1g.6gb at 0:1" in machine.tranche(*command).stdout
+
+
 def test_a_layout_of_a_file_is_suggested(machine: TestMachine) -> None:
     file = machine.folder / "layouts.yaml"
     file.write_text("version: v1\nmig-configs: {nightly: [{devices: all, mig-enabled: false}]}\n")

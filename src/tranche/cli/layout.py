@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import threading
 import time
@@ -377,7 +378,10 @@ def assert_layout(
     if mismatches:
         raise LayoutMismatch(
             "Assertion failure: selected configuration not currently applied: " + "; ".join(map(str, mismatches)),
-            hint="to see what would change, run: tranche layout plan",
+            hint="to see what would change, run: "
+            + shlex.join(
+                ["tranche", "layout", "plan", *(["-f", config_file] if config_file else []), "-c", layout.name]
+            ),
         )
     what = "MIG mode settings from configuration" if mode_only else "MIG configuration"
     say(f"Selected {what} currently applied")

@@ -176,6 +176,9 @@ def _exit_code(arguments: list[str], name: str) -> int:
         return error.exit_code
     except click.exceptions.Exit as stop:
         return stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return UsageError.exit_code
     except click.ClickException as error:
         _report(_usage_error(error), as_json=_wants_json(arguments))
         return UsageError.exit_code
