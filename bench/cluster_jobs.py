@@ -29,7 +29,7 @@ def run(report: Report) -> None:
         whole, sliced, eight, all_at_once = _batches(cluster, node)
     report.section(
         "56 jobs on a Kubernetes node",
-        f"The {MEMBERS} [jobs from AWS's article](../guides/56-pods-on-one-p4d.md#awss-56-jobs) run on a real kubelet with"
+        f"The {MEMBERS} [jobs from AWS's article](../guides/static-mig-walkthrough.md#awss-56-jobs) run on a real kubelet with"
         " simulated GPUs.",
         f"Each job only sleeps: {WHOLE_GPU_SECONDS} s on a whole GPU, or {SLICE_SECONDS:g} s on a 1g.5gb slice.",
         "Each cell gives the seconds until the last pod succeeds, excluding the time to create slices.",

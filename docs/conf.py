@@ -24,8 +24,7 @@ TUTORIALS = (
     "getting-started",
     "fractions",
     "dynamic-mig",
-    "56-pods-on-one-p4d",
-    "mixed-slices-on-one-p5",
+    "static-mig-walkthrough",
     "test-cluster",
 )
 """The guides to read from top to bottom. Every other guide is a how-to."""

@@ -48,8 +48,8 @@ _LEFT_OUT = ("KUBECONFIG", "MAKEFLAGS", "MAKELEVEL", "NODES")
 @pytest.mark.parametrize(
     "page",
     [
-        "mixed-slices-on-one-p5",
-        *(pytest.param(page, marks=pytest.mark.long) for page in ("56-pods-on-one-p4d", "dynamic-mig", "virtual-gpus")),
+        "static-mig-walkthrough",
+        *(pytest.param(page, marks=pytest.mark.long) for page in ("dynamic-mig", "virtual-gpus")),
     ],
 )
 def test_a_guide_does_what_it_says(suitable_machine: None, own_cluster: None, page: str) -> None:
