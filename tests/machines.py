@@ -193,7 +193,7 @@ class TestMachine:
     def end(self) -> None:
         """End what start() started, and whatever of this machine outlives it, such as a workload or an MPS daemon."""
         self.end_commands()
-        _kill_all_of(self.machine.state.absolute())
+        kill_all_with(f"TRANCHE_SIM_STATE={self.machine.state.absolute()}")
         for process in self._started:
             process.kill()
             process.wait()
@@ -203,9 +203,9 @@ class TestMachine:
                     pipe.close()
 
 
-def _kill_all_of(state: Path) -> None:
-    """Kill every process of this user that was started on the machine with that state file."""
-    mine = f"TRANCHE_SIM_STATE={state}".encode()
+def kill_all_with(variable: str) -> None:
+    """Kill every process of this user that was started with that variable, such as those of a machine with its state file."""
+    mine = variable.encode()
     for pid in process_ids():
         # A process may end meanwhile, or be somebody else's.
         with contextlib.suppress(OSError):

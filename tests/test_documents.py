@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import shlex
-import sys
-import textwrap
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import click
 import pytest
 
-from tests.console_blocks import Session, console_sessions, matches, run_sessions
 from tests.strategies import gpu_on, view_of
+from tests.support.page_commands import PAGES as NAMES
+from tests.support.page_commands import PYTHON, REPOSITORY, commands
 from tranche.cli.main import root
 from tranche.core.board import board_by_key
 from tranche.core.errors import TrancheError
 from tranche.core.request import parse_request
 from tranche.core.state import MigMode
-from tranche.hardware.mps_process import MpsProcess
 from tranche.node.state.session import StateFolder
 from tranche.node.store import schema
 from tranche.planning.decide.allocate import Granted, decide
 
-REPOSITORY = Path(__file__).parent.parent
-PAGES = tuple(sorted(page for pages in ("*.md", "docs/**/*.md", "simulator/*.md") for page in REPOSITORY.glob(pages)))
+PAGES = tuple(REPOSITORY / name for name in NAMES)
 ALL_PAGES = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-GUIDED_PAGES = ("README.md", "docs/guides/getting-started.md", "docs/guides/fractions.md")
 OUTSIDE = re.compile(r"^[a-z]+:")
 
 
@@ -168,21 +161,14 @@ def parse(arguments: list[str]) -> None:
         command = found
 
 
-def shell_lines(page: str) -> Iterator[str]:
-    """Every command of a page's console blocks, and every call of Tranche in its other blocks, whatever they are in."""
-    for session in console_sessions(page):
-        yield session.command
-    for block in re.findall(r"^ *```(?!console)\w*\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL):
-        joined = textwrap.dedent(block).replace("\\\n", " ")
-        yield from (line.split("  #")[0] for line in joined.splitlines() if re.match(r"(sudo )?tranche ", line))
-
-
 @ALL_PAGES
 def test_command_lines_parse(page: Path) -> None:
-    for line in shell_lines(page.read_text()):
-        for call in tranche_calls(line):
-            if not {"--help", "-h", "--version"} & set(call):
-                parse(call)
+    """Those of the blocks that are programs in Python hold no lines for the shell."""
+    for command in commands(str(page.relative_to(REPOSITORY))):
+        if command.first_line != PYTHON:
+            for call in tranche_calls(command.text.split("  #")[0]):
+                if not {"--help", "-h", "--version"} & set(call):
+                    parse(call)
 
 
 @ALL_PAGES
@@ -212,50 +198,6 @@ def test_calls_are_found_in_lines_for_the_shell() -> None:
     assert tranche_calls("A=1 tranche gpus -o json 2>&1 | head -3 && sudo tranche ps; echo tranche top") == [
         ["gpus", "-o", "json"],
         ["ps"],
-    ]
-
-
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder whose path leaves room for the names of sockets, as those of people do; daemons that a page leaves are ended."""
-    with TemporaryDirectory(prefix="g", dir="/tmp") as name:
-        yield Path(name)
-        for folder in Path(name).glob("machines/*/tranche/mps/*/"):
-            MpsProcess(folder, os.environ).stop()
-
-
-@pytest.mark.parametrize("name", GUIDED_PAGES)
-def test_a_guide_prints_what_it_says(name: str, short: Path) -> None:
-    sessions = [
-        s for s in console_sessions((REPOSITORY / name).read_text()) if not s.command.startswith(("make ", "git "))
-    ]
-    assert sessions
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HOME": str(short),
-        "LC_ALL": "C.UTF-8",
-        "COLUMNS": "160",
-        "NO_COLOR": "1",
-        "TRANCHE_SIM_ROOT": str(short / "machines"),
-        "TRANCHE_SIM_TIME_SCALE": "0",
-        "TRANCHE_CACHE_DIR": os.environ.get("TRANCHE_CACHE_DIR", str(Path.home() / ".cache" / "tranche")),
-    }
-    for session, printed in zip(sessions, run_sessions(sessions, folder=short, environment=environment), strict=True):
-        shown = "\n".join(printed)
-        assert matches(session.output, printed), f"$ {session.command}\nprints:\n{shown}"
-
-
-def test_a_guide_that_shows_something_else_is_noticed(tmp_path: Path) -> None:
-    sessions = [
-        Session("echo 0123abcd; false", ("deadbee1",)),
-        Session("echo $?", ("…", "1")),
-        Session("echo a", ("b",)),
-    ]
-    printed = run_sessions(sessions, folder=tmp_path, environment={"PATH": os.environ["PATH"]})
-    assert [matches(session.output, lines) for session, lines in zip(sessions, printed, strict=True)] == [
-        True,
-        True,
-        False,
     ]
 
 

@@ -136,8 +136,8 @@ def _prose(text: str) -> str:
     for part in inspect.cleandoc(text).split("\n\n"):
         if part.startswith("\b"):
             lines = part.removeprefix("\b").strip("\n")
-            fence = "console" if lines.startswith("$ ") else "text"
-            parts.append(f"```{fence}\n{lines}\n```")
+            fence = "sh" if lines.startswith("$ ") else "text"
+            parts.append(f"```{fence}\n{re.sub(r'^[$] ', '', lines, flags=re.MULTILINE)}\n```")
         else:
             parts.append(part)
     return "\n\n".join(parts)

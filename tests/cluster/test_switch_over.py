@@ -21,10 +21,11 @@ from cluster.waiting import wait_for
 from release.helm import helm
 from release.image import MadeImage
 
+from tests.support.page_commands import executed
+
 pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parents[2]
-GUIDE = ROOT / "docs" / "guides" / "from-nvidia-stack.md"
 OPERATOR = "gpu-operator"
 # The label that lets an operand on a node, to the label of its pods.
 OPERANDS = {
@@ -33,13 +34,13 @@ OPERANDS = {
     "gpu-feature-discovery": "gpu-feature-discovery",
 }
 _SWITCHES = [f"nvidia.com/gpu.deploy.{name}" for name in OPERANDS]
-_BLOCK = re.compile(r"^( *)```sh\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_GUIDE = "docs/guides/from-nvidia-stack.md"
+EXECUTED = executed(_GUIDE)
 
 
 def commands(title: str) -> str:
     """The commands of a section of the guide."""
-    section = GUIDE.read_text().split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
-    return "\n".join(re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in _BLOCK.findall(section))
+    return "\n".join(command.text for command in EXECUTED if command.section == title)
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_a_node_is_switched_over_and_back_by_the_commands_of_the_guide(
     left = labels(cluster, node)
     assert {left[name] for name in _SWITCHES} == {"true"}
     assert (left["nvidia.com/mig.config"], left["nvidia.com/mig.config.state"]) == ("ours", "success")
-    (last,) = re.findall(r"`(helm uninstall [^`]*)`", GUIDE.read_text())
+    (last,) = re.findall(r"`(helm uninstall [^`]*)`", (ROOT / _GUIDE).read_text())
     carry_out(last, cluster, node, tmp_path)
 
 

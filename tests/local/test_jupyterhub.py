@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -23,9 +22,12 @@ from release.progress import say_beside
 from release.tool_environment import tool_environment
 
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
+from tests.support.page_commands import PYTHON, executed
 from tranche_simulator.build import cache_directory
 
 _ROOT = Path(__file__).parents[2]
+EXECUTED = executed("docs/guides/jupyterhub.md")
+"""The page's configuration, which JupyterHub reads as a program."""
 _PROXY = "configurable-http-proxy@5.3.0"
 _TOKEN = "0123456789abcdef0123456789abcdef"
 _FOR_THE_TEST = """
@@ -109,13 +111,11 @@ def _hub_on(machine: TestMachine) -> Iterator[_Hub]:
     folder.mkdir()
     (folder / "tranche").write_text(f'#!/bin/sh\nexec {shlex.join(TRANCHE)} "$@"\n')
     (folder / "tranche").chmod(0o755)
-    page = (_ROOT / "docs/guides/jupyterhub.md").read_text()
-    found = re.search(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert found is not None
+    (configuration,) = EXECUTED
     path = os.pathsep.join((str(programs), str(folder), machine.environment["PATH"]))
     environment = {**machine.environment, "PATH": path, "HOME": str(folder), "JUPYTER_RUNTIME_DIR": str(folder)}
     (folder / "jupyterhub_config.py").write_text(
-        found.group(1)
+        configuration.text.removeprefix(f"{PYTHON}\n").removesuffix("END")
         + _FOR_THE_TEST.format(
             folder=str(folder),
             port=ports[0],

@@ -20,6 +20,7 @@ from release.trial import CleanPlace, try_command
 
 from tests.release.conftest import Packages, lend_dependencies
 from tests.release.package_index import empty_dependencies, package_index
+from tests.support.page_commands import executed
 from tranche_simulator.build import cache_directory
 
 
@@ -150,6 +151,10 @@ def test_the_support_matrix_names_the_oldest_installers_that_are_tried() -> None
         assert f"\n{name}=={version} " in f"\n{lock}"
 
 
+EXECUTED = executed("docs/guides/install.md", in_cluster=False)
+"""How the page installs a wheel, which is named last."""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("tool", ["pip", "pipx", "uv"])
 def test_the_oldest_installers_ask_no_index_for_it(packages: Packages, place: CleanPlace, tool: str) -> None:
@@ -165,6 +170,7 @@ def test_the_oldest_installers_ask_no_index_for_it(packages: Packages, place: Cl
     }
     places = {key: str(place.folder / name) for key, name in folders.items()}
     place = CleanPlace(place.folder, {**place.environment, **places, "UV_PYTHON_DOWNLOADS": "never"})
+    words = next((words[1:-1] for command in EXECUTED if (words := command.text.split())[0] == tool), [])
     match tool:
         case "pip":
             subprocess.run([programs / "python", "-m", "venv", "--without-pip", place.folder / "pip"], check=True)
@@ -172,7 +178,7 @@ def test_the_oldest_installers_ask_no_index_for_it(packages: Packages, place: Cl
             asks_no_index_for_it(place, packages, place.folder / "pip", *pip)
         case "pipx":
             environment = place.folder / "pipx" / "venvs" / "tranche-gpu"
-            asks_no_index_for_it(place, packages, environment, programs / "pipx", "install")
+            asks_no_index_for_it(place, packages, environment, programs / tool, *words)
         case _:
             environment = place.folder / "uv" / "tranche-gpu"
-            asks_no_index_for_it(place, packages, environment, programs / "uv", "tool", "install")
+            asks_no_index_for_it(place, packages, environment, programs / tool, *words)

@@ -6,7 +6,7 @@ import re
 
 from release.recording import RECORDING, draw, record_session, text_of
 
-from tests.console_blocks import matches
+from tests.support.page_commands import matches
 
 
 def steady(text: str) -> str:
