@@ -9,15 +9,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import test_guides, test_switch_over
-from tests.local import test_jupyterhub
 from tests.local.sessions import READABLE_PYTHON, dropped
 from tests.machines import kill_all_with, needs_root, readable_folder
-from tests.release import test_packages
 from tests.support.page_commands import PAGES, REPOSITORY, Command, Walk, commands, executed, other_lines, problems
 from tests.support.unexecuted import UNEXECUTED
 from tranche.hardware.mps_process import MpsProcess
@@ -28,7 +26,7 @@ _GROUPS = "".join(
     f"{name}:x:{ANN + number}:\n" for number, name in enumerate(("ann", "students", "phd", "msc", "staff"))
 )
 _OWN_FILES = """for file in passwd shadow group; do mount --bind $file /etc/$file || exit; done
-mount -t tmpfs tmpfs /srv && mount -t tmpfs tmpfs /etc/systemd/system && exec "$@\""""
+mount -t tmpfs tmpfs /srv && exec "$@\""""
 _WITH_ACCOUNTS = ("unshare", "--mount", "sh", "-c", _OWN_FILES, "sh")
 _FIRST_LINE = """import subprocess, sys
 process = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE, text=True)
@@ -86,7 +84,7 @@ def place() -> Iterator[Place]:
 
 def on_machine(*pages: str, before: str = "true", replacing: Mapping[str, str] | None = None) -> Walk:
     """A walk through what pages run on a machine, one after the other."""
-    found = [command for page in pages for command in executed(page, in_cluster=False)]
+    found = [command for page in pages for command in executed(page, "machine")]
     return Walk(tuple(found), replacing or {}, before)
 
 
@@ -131,9 +129,11 @@ WALKS = {
         before="\n".join((_ITS_PROGRAMS, "tranche layout apply -c all-1g.5gb", _A_SHARE, _A_WAITER)),
         replacing={"LAYOUT": "all-1g.5gb", "explain ID": "explain $WAITING"},
     ),
+    "troubleshooting": on_machine("docs/troubleshooting.md", before=_A_P4D),
 }
 _SERVER = "docs/guides/lab-server.md"
-_SET_UP = [command for command in executed(_SERVER) if command.section == "A server for several people"]
+_ON_SERVER = executed(_SERVER, "machine")
+_SET_UP = [command for command in _ON_SERVER if command.section == "A server for several people"]
 _FILES = """mkdir -p ~/.local/share/bash-completion/completions ~/.config/fish/completions ~/zsh
 fpath=(- ~/zsh)
 tranche policy export -f policy.yaml"""
@@ -144,7 +144,7 @@ _SHARE_OF_ANN = """a_share() {
 }"""
 ADMINISTRATORS = {
     "a GPU server": Walk(
-        (*_SET_UP, *(command for command in executed(_SERVER) if command not in _SET_UP)),
+        (*_SET_UP, *(command for command in _ON_SERVER if command not in _SET_UP)),
         {
             "TRANCHE_SIM_ROOT=/srv/tranche tranche serve": (
                 "TRANCHE_SIM_ROOT=/srv/tranche tranche serve 2> log & until grep -q serving log; do sleep 0.1; done"
@@ -167,16 +167,21 @@ ADMINISTRATORS = {
             "'2026-12-01 09:00'": '"$(next_week)"',
         },
     ),
-    "troubleshooting": on_machine("docs/troubleshooting.md", before=_A_P4D),
 }
 EXECUTED = tuple(command for walk in (*WALKS.values(), *ADMINISTRATORS.values()) for command in walk.commands)
-EXECUTING = (test_guides, test_switch_over, test_jupyterhub, test_packages)
+EXECUTING = (
+    "boot.test_page_commands",
+    "cluster.test_guides",
+    "cluster.test_switch_over",
+    "local.test_jupyterhub",
+    "release.test_packages",
+)
 """The other modules with tests that execute commands of pages: each runs what it has as EXECUTED."""
 _PROGRAM = re.compile(r"(?:\$ )?(?:sudo |eval |tranche |kubectl |helm |make |nvidia-smi|podman |python |pip |\w+=\$\()")
 
 
 def test_every_command_of_the_pages_is_executed_or_has_a_reason() -> None:
-    ran = {*EXECUTED, *(command for module in EXECUTING for command in module.EXECUTED)}
+    ran = {*EXECUTED, *(each for name in EXECUTING for each in import_module(f"tests.{name}").EXECUTED)}
     left = [command for page in PAGES for command in commands(page) if command not in ran]
     known = {(pages, line): reason for reason, lines in UNEXECUTED.items() for pages, line in lines}
     found = {

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
+from tests.boot.conftest import ARTICLE, MakeBootable
 from tests.boot.debian_root import debian_root, why_no_container
-from tests.boot.systemd_container import LIST_FOR_KUBELET, BootableMachine, Booted
+from tests.boot.systemd_container import LIST_FOR_KUBELET, Booted
 from tests.boot.test_earlier_boot import BEFORE, hold
 from tests.machines import machine_in
 from tests.node.machines import Node
@@ -20,36 +18,9 @@ from tranche.boot.unit import NodeInstallation
 
 pytestmark = pytest.mark.systemd
 
-ARTICLE = "MIG_PARTITION=19,19,19,19,19,19,19\n"
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 WHEN_WAITED_FOR = "until journalctl -b -u tranche-boot | grep -q waiting; do sleep 0.1; done; mv /sim/away /sim/state"
 """The driver comes only once the boot has said that it waits: until then a slow machine may take as long as it likes."""
-
-
-class MakeBootable(Protocol):
-    """Makes a machine of boards or of a type that boots with that file of settings."""
-
-    def __call__(
-        self, *boards: str, machine_type: str = "", partition: str | None = ARTICLE, timeout: str = "20s"
-    ) -> BootableMachine: ...
-
-
-@pytest.fixture
-def bootable(tmp_path: Path) -> Iterator[MakeBootable]:
-    """The machines are gone after the test."""
-    if reason := why_no_container():
-        pytest.skip(reason)
-    with ExitStack() as stack:
-
-        def make(
-            *boards: str, machine_type: str = "", partition: str | None = ARTICLE, timeout: str = "20s"
-        ) -> BootableMachine:
-            machine = stack.enter_context(machine_in(tmp_path, *boards, machine_type=machine_type))
-            made = BootableMachine(machine, tmp_path)
-            made.prepare(partition, timeout=timeout)
-            return made
-
-        yield make
 
 
 def assert_failed_and_said(booted: Booted, words: str) -> None:

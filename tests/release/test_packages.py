@@ -151,7 +151,7 @@ def test_the_support_matrix_names_the_oldest_installers_that_are_tried() -> None
         assert f"\n{name}=={version} " in f"\n{lock}"
 
 
-EXECUTED = executed("docs/guides/install.md", in_cluster=False)
+EXECUTED = executed("docs/guides/install.md", "machine")
 """How the page installs a wheel, which is named last."""
 
 

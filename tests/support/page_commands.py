@@ -33,9 +33,10 @@ PYTHON = "python - <<'END'"
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _WITH_COMMANDS = ("console", "sh", "python")
 _LINE = re.compile(r"(?:[^\n]*\\\n)*[^\n]+")
-_IN_CLUSTER = re.compile(
+_CLUSTER = re.compile(
     r"\b(?:kubectl|helm|tranche (?:nodes|submit|job exec)|python -m cluster|make (?:-s )?(?:cluster|image))\b|--cluster|pod/"
 )
+_SYSTEMD = re.compile(r"\bsystemctl\b|\btranche (?:boot|serve)\b.*\b(?:install|status|remove)\b")
 _MARK = "\x1e"
 _CHANGING = (
     (re.compile(r"\b(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), r"\1-UUID"),
@@ -55,7 +56,13 @@ class Command:
     section: str
     text: str
     output: tuple[str, ...] | None
-    in_cluster: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where it belongs: "cluster", "systemd" or "machine"."""
+        if _CLUSTER.search(self.text):
+            return "cluster"
+        return "systemd" if _SYSTEMD.search(self.text) else "machine"
 
     @property
     def first_line(self) -> str:
@@ -71,7 +78,7 @@ def commands(page: str, text: str = "") -> list[Command]:
         body = textwrap.dedent(block[3])
         section = re.findall(r"^##+ (.+)$", text[: block.start()], re.MULTILINE)
         found += [
-            Command(page, section[-1] if section else "", command, output, bool(_IN_CLUSTER.search(command)))
+            Command(page, section[-1] if section else "", command, output)
             for command, output in _commands_of(block[2], body)
         ]
     return found
@@ -83,12 +90,12 @@ def other_lines(page: str) -> list[str]:
     return [line for _, language, body in blocks if language not in _WITH_COMMANDS for line in body.splitlines()]
 
 
-def executed(page: str, *, in_cluster: bool | None = None) -> tuple[Command, ...]:
-    """The commands of the page that are not excepted; with `in_cluster`, only those that ask for a cluster, or the others."""
+def executed(page: str, place: str = "") -> tuple[Command, ...]:
+    """The commands of the page that are not excepted, or those of them that belong in a place."""
     return tuple(
         command
         for command in commands(page)
-        if reason(command.page, command.first_line) is None and in_cluster in (None, command.in_cluster)
+        if reason(command.page, command.first_line) is None and place in ("", command.place)
     )
 
 
@@ -153,33 +160,44 @@ class Walk:
 
 def problems(steps: Sequence[Command], folder: Path, environment: Mapping[str, str], **how: Any) -> list[str]:
     """Run the commands; those that print anything but what their page shows, or that fail where it shows nothing."""
+    return problems_in(steps, _run(steps, folder, environment, **how))
+
+
+def script(steps: Sequence[Command]) -> str:
+    """A script for bash that runs the commands one after the other, and tells their output and exit codes apart."""
+    return "".join(
+        f"{command.text}\n{{ tranche_code=$?; printf '{_MARK}%s{_MARK}' $tranche_code; (exit $tranche_code); }}\n"
+        for command in steps
+    )
+
+
+def problems_in(steps: Sequence[Command], said: str) -> list[str]:
+    """The same of a run of the script that said this."""
+    parts = said.split(_MARK)[:-1]
+    assert len(parts) == 2 * len(steps), f"$ {steps[len(parts) // 2].text}\ndoes not end:\n{said.split(_MARK)[-1]}"
     found = []
-    for command, (printed, code) in zip(steps, run(steps, folder, environment, **how), strict=True):
+    for command, output, code in zip(steps, parts[::2], parts[1::2], strict=True):
+        printed = output.splitlines()
         if command.output is None:
-            if code != 0:
+            if code != "0":
                 found.append(f"$ {command.text}\nexit code {code}:\n{_indented(printed)}")
         elif not matches(command.output, printed):
             found.append(f"$ {command.text}\nexpected:\n{_indented(command.output)}\nprinted:\n{_indented(printed)}")
     return found
 
 
-def run(
+def _run(
     steps: Sequence[Command],
     folder: Path,
     environment: Mapping[str, str],
     *,
     under: Sequence[str] = (),
     seconds: float | None = None,
-) -> list[tuple[tuple[str, ...], int]]:
-    """Run the commands one after the other in one shell; the lines that each printed, and its exit code."""
-    script = "".join(
-        f"{command.text}\n{{ tranche_code=$?; printf '{_MARK}%s{_MARK}' $tranche_code; (exit $tranche_code); }}\n"
-        for command in steps
-    )
+) -> str:
     with TemporaryFile("w+") as said:
         with suppress(subprocess.TimeoutExpired):
             subprocess.run(
-                [*under, "bash", "-c", script],
+                [*under, "bash", "-c", script(steps)],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
@@ -189,10 +207,7 @@ def run(
                 timeout=seconds,
             )
         said.seek(0)
-        text = said.read()
-    parts = text.split(_MARK)[:-1]
-    assert len(parts) == 2 * len(steps), f"$ {steps[len(parts) // 2].text}\ndoes not end:\n{text.split(_MARK)[-1]}"
-    return [(tuple(output.splitlines()), int(code)) for output, code in zip(parts[::2], parts[1::2], strict=True)]
+        return said.read()
 
 
 def matches(expected: Sequence[str], printed: Sequence[str]) -> bool:

@@ -18,21 +18,7 @@ UNEXECUTED = {
             "tranche run --cdi --gpu-memory 8G -- sh -c 'podman run --rm --device \"$TRANCHE_CDI_DEVICE\" IMAGE python train.py'",
         ),
     ),
-    "needs systemd as the first process, as the boots of tests/boot have it": (
-        (
-            "docs/guides/boot.md",
-            "sudo tranche boot install                          # on this machine, for the next boot",
-        ),
-        ("docs/guides/boot.md", "sudo systemctl start tranche-boot                  # and now"),
-        (
-            "docs/guides/boot.md",
-            "tranche boot install --root /mnt/image --program /opt/tranche/bin/tranche   # in an image",
-        ),
-        ("docs/guides/boot.md", "tranche boot status"),
-        ("docs/guides/boot.md", "sudo tranche boot remove"),
-        ("docs/guides/boot.md", "systemctl status tranche-boot"),
-        ("docs/reference/cli.md", "tranche boot --timeout 5m install"),
-        ("docs/guides/lab-server.md", "sudo tranche serve install"),
+    "needs login sessions of systemd, and cgroup v2": (
         ("docs/guides/lab-server.md", "sudo tranche policy fence --on --exempt ann"),
         ("docs/reference/cli.md", "tranche policy fence --on --exempt ann"),
     ),
