@@ -39,7 +39,6 @@ UNEXECUTED = {
         ("docs/runbooks/*.md", "ps -eo pid,stat,wchan,args | grep '[t]ranche agent'"),
     ),
     "needs a container that was started again": (
-        ("docs/runbooks/TrancheAgentDown.md", 'kubectl logs -n tranche-system "$AGENT" --previous'),
         (
             "docs/runbooks/TrancheControllerDown.md",
             "kubectl logs -n tranche-system -l app.kubernetes.io/name=tranche-controller --previous",
