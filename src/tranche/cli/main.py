@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from tranche.cli.output import ClosedOutputError, fail, guard_streams, leave
+from tranche.cli.output import ClosedOutputError, fail, guard_streams, leave, say
 from tranche.cli.runtime import Settings, TrancheCommand
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.spelling import did_you_mean
@@ -177,7 +177,8 @@ def _exit_code(arguments: list[str], name: str) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
+        for line in error.format_message().splitlines():
+            say(line)
         return UsageError.exit_code
     except click.ClickException as error:
         _report(_usage_error(error), as_json=_wants_json(arguments))
