@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from release.debian_packages import install_packages
-from release.errors import ReleaseError
+from release.errors import ImageBroken, ReleaseError
 from release.progress import Say, run_with_progress
 
 _CERTIFICATES = Path("/etc/ssl/certs")
@@ -53,7 +53,7 @@ class Builder:
         """Build the Dockerfile of a folder. Layers that did not change come from the last build.
 
         Raises:
-            ReleaseError: a step fails; the message ends as its output does.
+            ImageBroken: a step fails; the message ends as its output does.
         """
         words = ["build", f"--tag={image}", *(f"--build-arg={name}={value}" for name, value in arguments.items())]
         if self.name != "docker":
@@ -66,7 +66,7 @@ class Builder:
                 words.append(f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro")
         done = run_with_progress([*self.start, *words, str(folder)], "building the image", say, summary=_last_step)
         if done.returncode != 0:
-            raise ReleaseError(f"{self.name} build failed:\n{done.stdout.strip()[-2000:]}")
+            raise ImageBroken(f"{self.name} build failed:\n{done.stdout.strip()[-2000:]}")
 
     def save(self, image: str, archive: Path) -> None:
         """Write an image as an OCI archive. docker and podman keep it; what buildah keeps is ours, and only sped up the build."""

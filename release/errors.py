@@ -10,3 +10,7 @@ class ReleaseError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+class ImageBroken(ReleaseError):
+    """The sources do not make the image that they have to: a step of the Dockerfile fails, or the image is too big."""

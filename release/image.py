@@ -11,7 +11,7 @@ from pathlib import Path
 
 from release.base_image import ensure_base
 from release.builders import find_builder
-from release.errors import ReleaseError
+from release.errors import ImageBroken
 from release.image_sources import ROOT, digest, sources, version
 from release.oci_archive import OciArchive
 from release.one_at_a_time import one_at_a_time
@@ -62,7 +62,8 @@ def make_image(say: Say) -> MadeImage:
     """The image of the sources as they are now, built unless it was built before.
 
     Raises:
-        ReleaseError: there is no builder or no base, a step of the Dockerfile fails, or the image is too big.
+        ReleaseError: there is no builder or no base.
+        ImageBroken: a step of the Dockerfile fails, or the image is too big.
     """
     target = _target()
     if (made := _load(target)) is not None:
@@ -74,7 +75,7 @@ def make_image(say: Say) -> MadeImage:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="new-") as folder:
             image = _build(Path(folder), say)
             if image.size > BYTES_MAX:
-                raise ReleaseError(
+                raise ImageBroken(
                     f"the image is {image.size / 1e6:.1f} MB compressed, and at most {BYTES_MAX / 1e6:.0f} are wanted"
                 )
             shutil.rmtree(target, ignore_errors=True)

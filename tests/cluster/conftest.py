@@ -17,10 +17,10 @@ from cluster.errors import UnsuitableMachine
 from cluster.node import Node
 from cluster.node_layouts import forget_stale_counts
 from cluster.waiting import wait_for
-from release.errors import ReleaseError
 from release.helm import why_no_helm
-from release.image import MadeImage, make_image
+from release.image import MadeImage
 
+from tests.support.agent_image import image_or_skip
 from tranche.node.locks.locks import FileLock
 
 # MIG operations take a tenth of their time on hardware; tests that measure set their own.
@@ -76,11 +76,8 @@ def cluster(suitable_machine: None, agent_image: MadeImage) -> Iterator[Cluster]
 
 @pytest.fixture(scope="session")
 def agent_image() -> MadeImage:
-    """The agent's image, built if it is not in the cache; without it no agent runs, and the tests of the cluster are skipped."""
-    try:
-        return make_image(_say)
-    except ReleaseError as error:
-        pytest.skip(f"{error} {error.hint}".strip())
+    """The agent's image; where it cannot be built, no agent runs, and the tests of the cluster are skipped."""
+    return image_or_skip()
 
 
 @pytest.fixture(scope="package")

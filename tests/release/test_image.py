@@ -9,14 +9,14 @@ import json
 import marshal
 import re
 import subprocess
-import sys
 import tarfile
 import tomllib
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from release.errors import ReleaseError
+from release.errors import ImageBroken, ReleaseError
 from release.go_build import go_summary
 from release.image import BYTES_MAX, MadeImage, full_name, made_image, make_image, revision
 from release.image_sources import ROOT, digest, source_files, sources, version
@@ -24,6 +24,9 @@ from release.oci_archive import OciArchive
 from release.progress import run_with_progress
 from release.revision import last_change
 from release.sbom import bill_of_materials
+
+from tests.support import agent_image
+from tests.support.agent_image import image_or_skip
 
 _PIN = re.compile(r"^([a-z0-9-]+)==(\S+)", re.MULTILINE)
 PACKAGES = "opt/tranche/lib/python3.13/site-packages"
@@ -34,10 +37,19 @@ _BYTE_CODE = f"{PACKAGES}/tranche/__pycache__/__init__.cpython-313.pyc"
 @pytest.fixture(scope="session")
 def image() -> MadeImage:
     """The image of this checkout; it is built, which takes a minute the first time."""
-    try:
-        return make_image(lambda line: print(line, file=sys.stderr))
-    except ReleaseError as error:
-        pytest.skip(f"{error} {error.hint}".strip())
+    return image_or_skip()
+
+
+def test_sources_that_make_no_image_fail_the_tests_and_a_machine_without_a_builder_skips_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for error, seen in (
+        (ImageBroken("a step fails"), ImageBroken),
+        (ReleaseError("no builder"), pytest.skip.Exception),
+    ):
+        monkeypatch.setattr(agent_image, "make_image", Mock(side_effect=error))
+        with pytest.raises(seen):
+            image_or_skip()
 
 
 @pytest.fixture(scope="session")
