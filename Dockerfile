@@ -32,7 +32,7 @@ LABEL org.opencontainers.image.title="tranche-agent" \
 COPY --from=build /opt/tranche /opt/tranche
 ENV PATH=/opt/tranche/bin:$PATH
 # Check that it starts with all its libraries. If the base image lacks byte code for Python's own modules, this adds it for the modules used.
-RUN python -c "import tranche.kubernetes.agent.parts, tranche.kubernetes.agent.process, tranche.cli.agent" \
+RUN python -c "import tranche.kubernetes.agent.process, tranche.cli.agent" \
  && python -c "import tranche.kubernetes.controller.process, tranche.dashboard.cluster.cluster_app" && openssl version && tranche --version
 # The root file system may be read-only. /tmp and the node's folders are mounted.
 ENV PYTHONDONTWRITEBYTECODE=1

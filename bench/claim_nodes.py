@@ -26,7 +26,7 @@ from tranche.core.allocation import Allocation, NodeView, Phase, Slice
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request
-from tranche.kubernetes.api.resource_slices import NodeSlice
+from tranche.kubernetes.api.object_client import NodeSlice
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import profile_class
 from tranche.kubernetes.devices.devices import NodeDevice, OfferKind, devices_of

@@ -22,7 +22,7 @@ from bench.acceptance import Arrival, arrivals, fullest
 from bench.claim_nodes import GPUS, ORDERS, OUR_ORDER, PROFILES, Refused, ShownNode, play, refused
 from bench.own_cluster import own_cluster
 from bench.report import Report, on_all_cores
-from tranche.kubernetes.api.resource_slices import encode_slice
+from tranche.kubernetes.api.object_client import encode_slice
 
 # Weights in the order of PROFILES: 1g, 1g with double memory, 2g, 3g, 4g, 7g.
 MIXES = {"1g and 3g": (1, 0, 0, 1, 0, 0), "1g, 2g and 3g": (1, 0, 1, 1, 0, 0), "1g to 7g": (4, 1, 2, 2, 1, 1)}

@@ -26,7 +26,7 @@ from tranche.core.allocation import NodeView
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
 from tranche.kubernetes.api.kubeconfig import ApiServer, find_api_server
-from tranche.kubernetes.api.leases import LeaseClient
+from tranche.kubernetes.api.object_client import LeaseClient
 from tranche.kubernetes.feature_labels.labeler import FeatureLabelWriter
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings

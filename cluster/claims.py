@@ -12,7 +12,7 @@ from cluster.client import ApiClient
 from cluster.cluster import Cluster
 from cluster.node import Node
 from tranche.core.allocation import NodeView
-from tranche.kubernetes.api.resource_slices import NodeSlice, decode_slice, encode_slice
+from tranche.kubernetes.api.object_client import NodeSlice, decode_slice, encode_slice
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.devices.devices import devices_of
 from tranche.kubernetes.devices.taints import TaintFacts, kept_places, parse_kept, reasons_against, set_apart

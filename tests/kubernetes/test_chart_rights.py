@@ -30,7 +30,7 @@ from tranche.kubernetes.agent.boot_unit import OPTION
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.api.leases import Lease, LeaseClient
+from tranche.kubernetes.api.object_client import Lease, LeaseClient, NodeSlice, SliceClient
 from tranche.kubernetes.api.objects import (
     ConditionStatus,
     DaemonSet,
@@ -40,7 +40,6 @@ from tranche.kubernetes.api.objects import (
     NodeCondition,
     PodRef,
 )
-from tranche.kubernetes.api.resource_slices import NodeSlice, SliceClient
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.claims.vocabulary import DRIVER, FREE_LABELS
 from tranche.kubernetes.device_plugin.config import PluginConfig

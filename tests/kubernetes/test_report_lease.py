@@ -21,7 +21,7 @@ from tests.support.length import cases
 from tranche.kubernetes.agent.node_reporter import NodeReporter
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.api.leases import Lease, LeaseClient
+from tranche.kubernetes.api.object_client import Lease, LeaseClient
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue

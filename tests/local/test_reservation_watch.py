@@ -18,7 +18,7 @@ from tranche.core.allocation import HELD
 from tranche.core.request import Request, WholeGpus
 from tranche.core.reservation import Reservation
 from tranche.local.queue import Queue
-from tranche.local.reservation_watch import ReservationWatch
+from tranche.local.watches import ReservationWatch
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.store import records, register

@@ -322,8 +322,7 @@ def command(context: click.Context, /, **values: Any) -> None:
             values["health_host"], values["health_port"], idle.machine_has_gpu
         ):
             return
-        from tranche.kubernetes.agent.parts import AgentOptions
-        from tranche.kubernetes.agent.process import run_agent
+        from tranche.kubernetes.agent.process import AgentOptions, run_agent
         from tranche.kubernetes.mig_manager.drain import InUsePolicy
         from tranche.kubernetes.mig_manager.manager import MigSettings
         from tranche.kubernetes.rollout.ticket import parse_budget

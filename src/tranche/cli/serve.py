@@ -49,7 +49,6 @@ _NEEDED_LATER = (
     "tranche.hardware.nvml_gauges",
     "tranche.local.idle",
     "tranche.local.preemption",
-    "tranche.local.reservation_watch",
     "tranche.local.share_spec",
     "tranche.node.fence",
     "tranche.node.limits.fence",

@@ -20,7 +20,7 @@ from tranche.core.state import GpuState
 from tranche.local.child import beside
 from tranche.local.queue import Cancelled, Queue, Record
 from tranche.local.run_report import RunReporter
-from tranche.local.watches import watching_limits, watching_long, watching_outside, watching_use
+from tranche.local.watches import ReservationWatch, watching_limits, watching_long, watching_outside, watching_use
 from tranche.local.workload import VISIBLE, Workload, share_environment
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
@@ -260,7 +260,6 @@ def _long_look(
 ) -> Callable[[], float]:
     """What is looked at each minute while a command runs: whether its share is idle, and whether others reserved its GPUs."""
     from tranche.local.idle import IdleWatch  # most commands end before the first look
-    from tranche.local.reservation_watch import ReservationWatch
 
     ends = () if limit is None else (limit.end_idle, limit.programs)
     idle, reserved = (

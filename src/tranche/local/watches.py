@@ -9,6 +9,8 @@ How much of a device's memory the share's processes use together.
 Programs of the command that use a device outside the share: only variables confine a program to its share, and sudo, `su -` and
 their like drop them. The driver is asked only while the command has a process without these variables, or one whose environment
 this user may not read.
+
+Reservations of its GPUs for others, or for maintenance, that begin before the share must have ended.
 """
 
 from __future__ import annotations
@@ -19,16 +21,20 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from itertools import count
 
-from tranche.core.allocation import Allocation, FractionalShare, parts_by
+from tranche.core.allocation import HELD, Allocation, FractionalShare, parts_by
 from tranche.core.errors import VerificationFailed
+from tranche.core.keeper import ProcessKeeper
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuProcess, GpuState, InstanceKey, NodeState
 from tranche.hardware.process_stat import process_environment
 from tranche.local.child import beside
+from tranche.node.host import Host
 from tranche.node.limits.overdrawn import excess
 from tranche.node.mps.mps_daemons import what_changed
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
 from tranche.node.state.session import children_pids, process_start_time, sees_every_process
+from tranche.node.store import records, register
+from tranche.planning.decide.time_limits import free_by
 
 
 class ServerEndWatch:
@@ -285,3 +291,29 @@ def _unconfined(pid: int, variable: bytes) -> set[int]:
             found.add(child)
         found |= _unconfined(child, variable)
     return found
+
+
+class ReservationWatch:
+    """Looks at the reservations of one share's GPUs. `tell` receives a sentence for each new one that comes too early."""
+
+    def __init__(self, host: Host, allocation: Allocation, tell: Callable[[str], None]) -> None:
+        self._host, self._allocation, self._tell = host, allocation, tell
+        self._told: set[str] = set()
+
+    def look(self) -> None:
+        """Look once. Nobody is told twice of the same reservation, and nobody of their own."""
+        with self._host.ledger.read() as db:
+            reservations = records.reservations(db)
+        now = self._host.allocation(self._allocation.id)
+        if now is None or not isinstance(now.keeper, ProcessKeeper):
+            return
+        uid, held = now.keeper.uid, {each.gpu_uuid for each in now.grants}
+        for each in reservations:
+            mine = not {str(uid), *register.groups_of(uid)}.isdisjoint(each.users)
+            gpus = held.intersection(each.gpu_uuids)
+            if each.id in self._told or mine or not gpus or free_by(now) <= each.begins:
+                continue
+            self._told.add(each.id)
+            labels = ", ".join(self._host.observe_gpu(uuid).label for uuid in sorted(gpus))
+            what = "this hold" if now.command == HELD else "this command"
+            self._tell(f"{labels} {'is' if len(gpus) == 1 else 'are'} {each}; end {what} before then if you can")

@@ -34,7 +34,7 @@ from tranche.dashboard.cluster.waiting_page import explain_pending, explain_requ
 from tranche.dashboard.frame import DashboardPage, whole_page
 from tranche.documents.markup import element
 from tranche.documents.overview import overview_data
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_node

@@ -16,7 +16,7 @@ from tranche.core.errors import KubernetesUnavailable
 from tranche.core.readings import GpuReading
 from tranche.core.state import NodeState
 from tranche.kubernetes.agent.node_reporter import GpuUseWatch
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.inventory import Snapshot
 from tranche.kubernetes.telling.told_view import ViewReport, told_to_lease

@@ -22,7 +22,7 @@ from tranche.core.state import GpuProcess
 from tranche.kubernetes.agent.node_reporter import NodeReporter
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.leases import LeaseClient, decode_lease
+from tranche.kubernetes.api.object_client import LeaseClient, decode_lease
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.component import Readiness

@@ -13,7 +13,7 @@ from tests.kubernetes.dra.test_publisher import publishing
 from tests.kubernetes.waiting import until
 from tests.node.processes import isolated
 from tranche.core.allocation import WithheldDevice
-from tranche.kubernetes.api.leases import decode_lease
+from tranche.kubernetes.api.object_client import decode_lease
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.device_plugin.plugin import DevicePlugin

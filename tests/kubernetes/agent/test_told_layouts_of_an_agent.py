@@ -11,7 +11,7 @@ from typing import Any, cast
 from tests.kubernetes.mig_manager.mig_node import ManagedNode, on_node
 from tests.kubernetes.waiting import until
 from tranche.kubernetes.agent.node_reporter import NodeReporter
-from tranche.kubernetes.agent.parts import AgentOptions, build_parts
+from tranche.kubernetes.agent.process import AgentOptions, build_parts
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings

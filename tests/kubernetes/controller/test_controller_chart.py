@@ -18,7 +18,7 @@ from tranche.core.request import parse_request
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.informer import named
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.api.leases import LeaseClient
+from tranche.kubernetes.api.object_client import LeaseClient
 from tranche.kubernetes.claims.annotations import DOMAIN, FOREIGN_ANNOTATIONS
 from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.controller.process import ControllerOptions

@@ -22,7 +22,7 @@ from tranche.core.errors import KubeletUnavailable
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.sharing import GpuPolicy
 from tranche.core.state import DaemonState
-from tranche.kubernetes.agent.parts import with_claims
+from tranche.kubernetes.agent.process import with_claims
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.device_plugin.config import PluginConfig

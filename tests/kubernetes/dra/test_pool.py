@@ -22,7 +22,7 @@ from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.resource_slices import NodeSlice
+from tranche.kubernetes.api.object_client import NodeSlice
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.quantity import read_quantity
 from tranche.kubernetes.claims.vocabulary import TaintKey

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tranche.kubernetes.api.resource_slices import NodeSlice, decode_slice, encode_slice
+from tranche.kubernetes.api.object_client import NodeSlice, decode_slice, encode_slice
 from tranche.kubernetes.dra.pool import SliceUpdate, slice_writes
 
 OWNER = ("n", "uid-1")

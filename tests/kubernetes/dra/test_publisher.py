@@ -19,7 +19,7 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import Request, WholeGpus
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.api.resource_slices import SliceClient
+from tranche.kubernetes.api.object_client import SliceClient
 from tranche.kubernetes.claims.vocabulary import (
     DRIVER,
     FREE_GPUS_LABEL,

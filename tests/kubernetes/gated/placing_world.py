@@ -11,7 +11,7 @@ from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView
 from tranche.core.errors import KubernetesUnavailable
 from tranche.core.keeper import PlacedPodKeeper
 from tranche.core.request import Request
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus, choices_from_lease, choices_to_lease
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.gated.leases import NodeGpus
 from tranche.kubernetes.telling.told_view import ShareOffer, ViewReport, bare, told_to_lease

@@ -21,7 +21,7 @@ from tranche.core.keeper import FALLEN_SECONDS, PlacedPodKeeper
 from tranche.core.request import parse_request
 from tranche.hardware.nodes import SimulatedDeviceFiles
 from tranche.kubernetes.api.connection import ApiResponse
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
 from tranche.kubernetes.gated.agent.share_driver import FORGOTTEN_SECONDS, GatedSharePreparer, ShareReconciler

@@ -14,7 +14,7 @@ from tests.kubernetes.waiting import until
 from tests.strategies import uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView, Slice, WholeGpu, WithheldDevice
 from tranche.core.request import Request, parse_request
-from tranche.kubernetes.api.leases import decode_lease
+from tranche.kubernetes.api.object_client import decode_lease
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, MODE_LABEL
 from tranche.kubernetes.fleet.objects import FleetNode

@@ -17,7 +17,7 @@ from tranche.hardware.gpu_events import GpuEventStream
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.api.leases import LeaseClient
+from tranche.kubernetes.api.object_client import LeaseClient
 from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings

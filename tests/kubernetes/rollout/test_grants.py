@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.errors import UsageError
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.rollout.ticket import (
     EVERY_NODE,
     GO_ON_ANNOTATION,

@@ -13,7 +13,7 @@ from tests.kubernetes.waiting import until
 from tranche.core.errors import KubernetesUnavailable
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.api.leases import Lease, LeaseClient
+from tranche.kubernetes.api.object_client import Lease, LeaseClient
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.services import NodeContext

@@ -14,7 +14,7 @@ from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import until
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.api.leases import LeaseClient
+from tranche.kubernetes.api.object_client import LeaseClient
 from tranche.kubernetes.api.objects import DaemonSet, KubeNode
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.services import NodeContext

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tranche.core.allocation import NodeView
 from tranche.core.state import NodeState
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.telling.told_view import ViewReport, told, told_to_lease
 from tranche.planning.decide.recording import view_to_dict
 

@@ -16,7 +16,7 @@ from tests.kubernetes.telling.garbling import garbled, lease_of, with_value
 from tests.strategies import node_views, sharing_views
 from tranche.core.errors import UsageError
 from tranche.documents.overview import overview_data
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.gated.leases import NodeGpus, gpus_from_lease
 from tranche.kubernetes.telling.told_view import layouts_from_text, told_from_lease, told_node
 from tranche.planning.decide.recording import view_to_dict

@@ -21,7 +21,7 @@ from tranche.core.request import GpuMemory, MigSlice, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess
 from tranche.documents.overview import overview_data
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.telling.told_view import (
     MOST_BYTES,
     ViewReport,

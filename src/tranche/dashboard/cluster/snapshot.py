@@ -16,7 +16,7 @@ from tranche.core.errors import UsageError
 from tranche.core.printable import shortened
 from tranche.documents.blocks import IN_NAMESPACES, Document
 from tranche.documents.overview import overview_data
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.mig_manager.state import LAYOUT_LABEL, REASON_LABEL, STATE_LABEL
 from tranche.kubernetes.telling.told_view import SILENT_SECONDS, ViewReport, told_from_lease, told_node

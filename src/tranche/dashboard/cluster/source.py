@@ -20,7 +20,7 @@ from tranche.dashboard.cluster.kube_event import COMPONENTS, KubeEvent, decode_k
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, HeardNode, SeenNode, apart, has_gpus, heard, seen_node
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.informer import ObjectSource
-from tranche.kubernetes.api.leases import Lease, LeaseClient
+from tranche.kubernetes.api.object_client import Lease, LeaseClient
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod, decode_fleet_node, decode_fleet_pod

@@ -20,7 +20,7 @@ from tranche.hardware.nodes import ContainerEdits
 from tranche.kubernetes.api.client import ClusterClient, KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
-from tranche.kubernetes.api.leases import Lease, LeaseClient
+from tranche.kubernetes.api.object_client import Lease, LeaseClient
 from tranche.kubernetes.api.objects import DaemonSet, KubeNode
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.vocabulary import FREE_LABELS, KEEP_ANNOTATION, PLACING_LABEL

@@ -21,7 +21,7 @@ from tranche.documents.blocks import Document
 from tranche.documents.gauge_samples import GaugeSample, mean_of, sample_of
 from tranche.documents.overview import reading_document
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.node_mode import mode_in_force

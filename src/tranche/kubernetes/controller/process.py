@@ -16,7 +16,7 @@ from functools import partial
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
-from tranche.kubernetes.api.leases import LeaseClient
+from tranche.kubernetes.api.object_client import LeaseClient
 from tranche.kubernetes.backend_watch import BackendComponent, BackendWatch
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL

@@ -27,7 +27,7 @@ from tranche.core.errors import UsageError
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.quantity import MIB
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.resource_slices import NodeSlice
+from tranche.kubernetes.api.object_client import NodeSlice
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.quantity import format_bytes, parse_quantity
 from tranche.kubernetes.claims.vocabulary import (

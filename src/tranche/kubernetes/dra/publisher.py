@@ -12,8 +12,8 @@ from typing import NamedTuple
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.hardware.host_facts import read_pcie_roots
+from tranche.kubernetes.api.object_client import NodeSlice, SliceClient
 from tranche.kubernetes.api.objects import KubeNode
-from tranche.kubernetes.api.resource_slices import NodeSlice, SliceClient
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force, node_mode
 from tranche.kubernetes.claims.vocabulary import FREE_LABELS, MODE_LABEL, AttributeName, TaintKey
 from tranche.kubernetes.component import Readiness

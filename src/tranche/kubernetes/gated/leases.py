@@ -18,7 +18,7 @@ from tranche.core.json_text import read_json
 from tranche.core.keeper import ChosenFor, ClaimKeeper, PlacedPodKeeper, PodKeeper
 from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.wire import grant_from_dict, grant_to_dict
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.devices.devices import devices_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.leases import LeaseClient
+from tranche.kubernetes.api.object_client import LeaseClient
 from tranche.kubernetes.api.objects import KubeNode, KubePod
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.latest_value import LatestValue

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 
-from tranche.kubernetes.api.leases import Lease, LeaseClient
+from tranche.kubernetes.api.object_client import Lease, LeaseClient
 from tranche.kubernetes.rollout.ticket import TICKET_LABEL
 
 LEADER_LEASE = "tranche-rollout"

@@ -14,7 +14,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 
 from tranche.core.errors import TrancheError
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.latest_value import LatestValue, within
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.leadership import RENEW_SECONDS, LeaderLease, LeaderReport

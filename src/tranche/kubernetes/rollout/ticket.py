@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from tranche.core.errors import UsageError
 from tranche.core.printable import shortened
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 
 TICKET_LABEL = "tranche.dev/rollout"
 TICKET = "ticket"

@@ -19,7 +19,7 @@ from tranche.core.keeper import ProcessKeeper
 from tranche.core.layout_format import layouts_to_data, parse_layouts
 from tranche.core.printable import shortened
 from tranche.core.state import GpuInstance, GpuProcess, GpuState, NodeState
-from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.telling.packing import packed, unpacked

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.informer import ObjectSource
-from tranche.kubernetes.api.leases import Lease, LeaseClient
+from tranche.kubernetes.api.object_client import Lease, LeaseClient
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.fleet.objects import FleetNode, decode_fleet_node
 from tranche.kubernetes.gated.leases import (

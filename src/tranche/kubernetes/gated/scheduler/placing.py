@@ -20,7 +20,7 @@ from tranche.core.keeper import ChosenFor
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import encode_event
-from tranche.kubernetes.api.leases import LeaseClient
+from tranche.kubernetes.api.object_client import LeaseClient
 from tranche.kubernetes.api.objects import EvictionStatus, KubeEventType, PodRef
 from tranche.kubernetes.component import Component
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, choices_from_lease, choices_to_lease
