@@ -12,7 +12,7 @@ from tranche.core.quantity import GIB
 from tranche.core.request import GpuMemory, Request
 from tranche.core.sharing import Sharing, Timeslice
 from tranche.node.host import Host
-from tranche.node.policy_change import set_timeslices
+from tranche.node.policy_change import change_policy
 from tranche.planning.decide.allocate import Granted
 from tranche.planning.steps.plan import Plan
 
@@ -23,7 +23,7 @@ def test_a_length_of_a_share_that_never_began_is_put_back(tmp_path: Path) -> Non
     def want() -> None:
         with node.host() as host:
             (gpu,) = host.observe()
-            set_timeslices(host, [gpu.uuid], Timeslice.SHORT)
+            change_policy(host, lambda policy: policy.with_timeslice([gpu.uuid], Timeslice.SHORT))
             host.driver.set_timeslice(gpu.uuid, Timeslice.MEDIUM)
 
     in_child(want)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from time import time as clock
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -16,7 +15,7 @@ from tranche.cli.policy_file import apply, export
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, look_at, open_host, output_option
 from tranche.core.errors import PolicyInvalid, UsageError
 from tranche.core.idle import IdlePolicy
-from tranche.core.machine_policy import idle_seconds
+from tranche.core.machine_policy import MachinePolicy, idle_seconds
 from tranche.core.quantity import format_duration, memory_option
 from tranche.core.sharing import EVERY_GPU, GpuPolicy, Timeslice, parse_timeslice
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_word
@@ -24,7 +23,7 @@ from tranche.core.state import NodeState
 from tranche.core.user_quota import EVERYONE, GROUP, UserQuota, is_fair, is_group, parse_quota, quota_of
 from tranche.documents.describe import ranges
 from tranche.local.queue import Queue
-from tranche.node.policy_change import change_policy, change_quotas, make_fair, set_timeslices, user_name_of
+from tranche.node.policy_change import change_policy, user_name_of
 from tranche.node.store import records
 from tranche.node.store.register import user_name
 
@@ -81,8 +80,13 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...]) -> None:
     """
     if word.startswith("timeslice="):
         _set_timeslice(settings, gpus, parse_timeslice(word))
-    else:
-        _change(settings, gpus, parse_word(word))
+        return
+    use = parse_word(word)
+    with open_host(settings) as host:
+        node = look_at(host).node
+        uuids = [gpu_named(text, node).uuid for text in gpus]
+        _, after = change_policy(host, lambda before: before.with_sharing(uuids, use), _labels(node))
+    say(_said(after, node, uuids))
 
 
 @command.command("unset", cls=TrancheCommand)
@@ -98,9 +102,12 @@ def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
         node = look_at(host).node
         with host.ledger.read() as db:
             known = {*records.sharing_policy(db).gpus, *records.timeslices(db)} - {EVERY_GPU}
-        uuids = tuple(text if text in known else gpu_named(text, node).uuid for text in gpus)
-        after = change_policy(host.ledger, lambda before: before.with_word(uuids, None), node, clock=clock)
-        set_timeslices(host, uuids, None)
+        uuids = [text if text in known else gpu_named(text, node).uuid for text in gpus]
+
+        def change(before: MachinePolicy) -> MachinePolicy:
+            return before.with_sharing(uuids, None).with_timeslice(uuids, None)
+
+        _, after = change_policy(host, change, _labels(node))
     say(_said(after, node, uuids))
 
 
@@ -250,8 +257,9 @@ def quota(
     named = named_users(users, groups, check=not remove) or {EVERYONE: ""}
     wanted = None if remove else parse_quota(gpus, gpu_memory, shares, time, gpu_hours)
     with open_host(settings) as host:
-        quotas = change_quotas(host, named, wanted, clock=clock)
+        _, after = change_policy(host, lambda before: before.with_limits(named, wanted))
         Queue(host).ring_all()
+    quotas = after.user_quotas
     told: dict[str, list[str]] = {}
     for uid, name in named.items():
         now = quota_of(quotas, int(uid)) if uid.isdigit() else quotas.get(uid)
@@ -300,13 +308,13 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
         raise UsageError(f"'{weight}' is not a whole number from 1 to 9999", hint="for example: --weight 2")
     named = named_users(users, groups, check=not off)
     with open_host(settings) as host:
-        began = make_fair(host, named, None if off else int(weight or 1), clock=clock)
+        before, _ = change_policy(host, lambda before: before.with_weight(named, None if off else int(weight or 1)))
         Queue(host).ring_all()
     for name in named.values():
         say(f"{name}: {'no weight' if off else f'weight {weight}'}")
     if not named:
         say("requests are served in order of arrival" if off else _FAIR)
-    elif began:
+    elif not off and not is_fair(before.user_quotas):
         say(_FAIR)
 
 
@@ -334,8 +342,8 @@ def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None
         what = "--off cannot be combined with other options" if off else "give --after, --end or --off"
         raise UsageError(what, hint="for example: tranche policy idle --after 45m")
     wanted = IdlePolicy(IdlePolicy().after if after is None else idle_seconds(after), end)
-    with open_host(settings) as host, host.ledger.write() as db:
-        records.set_idle_policy(db, wanted)
+    with open_host(settings) as host:
+        change_policy(host, lambda before: before._replace(idle=wanted))
     say(str(wanted))
 
 
@@ -357,21 +365,9 @@ def preemption(settings: Settings, /, on: bool, off: bool) -> None:
     """
     if on is off:
         raise UsageError("give --on or --off", hint="for example: tranche policy preemption --on")
-    with open_host(settings) as host, host.ledger.write() as db:
-        records.set_preemption(db, allowed=on)
-    say(_PREEMPTIBLE if on else "preemptible commands are not allowed")
-
-
-def _change(settings: Settings, gpus: tuple[str, ...], use: GpuPolicy) -> None:
     with open_host(settings) as host:
-        node = look_at(host).node
-        uuids = tuple(gpu_named(text, node).uuid for text in gpus)
-
-        def change(before: SharingPolicy) -> SharingPolicy:
-            return before.with_word(uuids, use)
-
-        after = change_policy(host.ledger, change, node, clock=clock)
-    say(_said(after, node, uuids))
+        change_policy(host, lambda before: before._replace(preemption=on))
+    say(_PREEMPTIBLE if on else "preemptible commands are not allowed")
 
 
 def _set_timeslice(settings: Settings, gpus: tuple[str, ...], length: Timeslice) -> None:
@@ -383,15 +379,19 @@ def _set_timeslice(settings: Settings, gpus: tuple[str, ...], length: Timeslice)
                 f"{cut.label} is in MIG mode, in which the driver does not support time slices",
                 hint="time slices are for shares of a whole GPU: turn MIG mode off first",
             )
-        set_timeslices(host, [gpu.uuid for gpu in named], length)
+        change_policy(host, lambda before: before.with_timeslice([gpu.uuid for gpu in named], length))
     say(f"{', '.join(gpu.label for gpu in named) or 'all GPUs without their own policy'}: timeslice={length}")
 
 
-def _said(policy: SharingPolicy, node: NodeState, uuids: tuple[str, ...]) -> str:
+def _labels(node: NodeState) -> Mapping[str, str]:
+    return {gpu.uuid: gpu.label for gpu in node}
+
+
+def _said(policy: MachinePolicy, node: NodeState, uuids: Sequence[str]) -> str:
+    sharing, labels = policy.sharing or SharingPolicy(), _labels(node)
     if not uuids:
-        return f"all GPUs without their own policy: sharing={policy.every or GpuPolicy.AUTO}"
-    labels = {gpu.uuid: gpu.label for gpu in node}
-    return ", ".join(f"{labels.get(uuid, f'GPU {uuid}')}: sharing={policy.use_of(uuid)}" for uuid in uuids)
+        return f"all GPUs without their own policy: sharing={sharing.every or GpuPolicy.AUTO}"
+    return ", ".join(f"{labels.get(uuid, f'GPU {uuid}')}: sharing={sharing.use_of(uuid)}" for uuid in uuids)
 
 
 def _gone(policy: SharingPolicy, lengths: Mapping[str, Timeslice], node: NodeState) -> list[str]:

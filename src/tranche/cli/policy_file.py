@@ -21,7 +21,7 @@ from tranche.local.wakeup_pipe import as_asked
 from tranche.node.fence import put_up, take_down
 from tranche.node.files.files import STANDARD_STREAM, read_document, told_of, write_text, yaml_text
 from tranche.node.host import Host
-from tranche.node.policy_change import apply_policy, present_policy, user_name_of
+from tranche.node.policy_change import change_policy, present_policy, user_name_of
 from tranche.node.store import records, register
 from tranche.node.store.register import user_name
 from tranche.planning.decide.queue import outlooks
@@ -58,15 +58,15 @@ def apply(settings: Settings, /, file: str, dry_run: bool, output: str) -> None:
         after = wanted.over(before)
         if after.fence is not False and after.fence != before.fence:
             refuse_without_service(host)
+        labels = {gpu.uuid: gpu.label for gpu in view.node}
         beyond, refused = _consequences(host, view, after)
         if not dry_run:
             if after.fence != before.fence:  # first: if the kernel refuses it, nothing has changed
                 _change_fence(host, after.fence)
             fences = before.fence, after.fence
-            found = zip(apply_policy(host, wanted, view.node), fences, strict=True)
+            found = zip(change_policy(host, wanted.over, labels), fences, strict=True)
             before, after = (each._replace(fence=fence) for each, fence in found)
             Queue(host).ring_all()
-    labels = {gpu.uuid: gpu.label for gpu in view.node}
     changes = [*differences(before, after, lambda uuid: labels.get(uuid, f"GPU {uuid}"), user_name_of)]
     if output == "json":
         print_json(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from tranche.core.errors import PolicyInvalid, UsageError
@@ -49,8 +49,34 @@ class MachinePolicy(NamedTuple):
     def user_quotas(self) -> Mapping[str, UserQuota]:
         """The quotas with their weights, by key."""
         quotas, weights = self.quotas or {}, self.weights or {}
-        keys = sorted({*quotas, *weights})
-        return {key: quotas.get(key, UserQuota())._replace(weight=weights.get(key)) for key in keys}
+        found = {key: quotas.get(key, UserQuota())._replace(weight=weights.get(key)) for key in (*quotas, *weights)}
+        return {key: found[key] for key in sorted(found) if found[key] != UserQuota()}
+
+    def with_sharing(self, gpu_uuids: Sequence[str], use: GpuPolicy | None) -> MachinePolicy:
+        """A copy with that use of those GPUs, or of all without their own policy; None removes it."""
+        return self._replace(sharing=(self.sharing or SharingPolicy()).with_word(tuple(gpu_uuids), use))
+
+    def with_timeslice(self, gpu_uuids: Sequence[str], length: Timeslice | None) -> MachinePolicy:
+        """A copy with that time slice for those GPUs, or for all without one of their own; None removes it."""
+        named = gpu_uuids or (EVERY_GPU,)
+        others = {uuid: each for uuid, each in (self.timeslices or {}).items() if uuid not in named}
+        return self._replace(timeslices=others if length is None else {**others, **dict.fromkeys(named, length)})
+
+    def with_limits(self, keys: Collection[str], limits: UserQuota | None) -> MachinePolicy:
+        """A copy with these limits for users and groups. Limits that `limits` lacks stay; None removes all of them."""
+        before = self.quotas or {}
+        new = {key: UserQuota() if limits is None else limits.over(before.get(key)) for key in keys}
+        return self._replace(quotas={**before, **new})
+
+    def with_weight(self, keys: Collection[str], weight: int | None) -> MachinePolicy:
+        """A copy with a fair queue, and that weight for users and groups.
+
+        Without a weight, those named lose theirs; if none is named, the queue is in order of arrival, and all weights go.
+        """
+        before = self.weights or {}
+        if weight is None:
+            return self._replace(weights={key: each for key, each in before.items() if keys and key not in keys})
+        return self._replace(weights={**before, EVERYONE: 1, **dict.fromkeys(keys, weight)})
 
 
 def parse_policy(document: object, node: NodeState, before: MachinePolicy, key_of: KeyOf) -> MachinePolicy:

@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from tranche.core.allocation import Cordon, NodeView
 from tranche.core.errors import UsageError
+from tranche.core.idle import IdlePolicy
 from tranche.core.machine_policy import MachinePolicy
 from tranche.core.reservation import Reservation
-from tranche.core.sharing import EVERY_GPU, Timeslice
 from tranche.core.sharing_policy import SharingPolicy
-from tranche.core.state import GpuState, NodeState
-from tranche.core.user_quota import EVERYONE, UserQuota, is_fair
+from tranche.core.state import GpuState
+from tranche.core.user_quota import UserQuota
 from tranche.node.host import Host
 from tranche.node.locks.locks import is_held
 from tranche.node.store import chronicle, records
-from tranche.node.store.ledger import Ledger
 from tranche.node.store.register import user_name
 from tranche.planning.decide.reservation_choice import choose
-
-
-def change_policy(
-    ledger: Ledger, change: Callable[[SharingPolicy], SharingPolicy], node: NodeState, *, clock: Callable[[], float]
-) -> SharingPolicy:
-    """Change the policy in one transaction, with an event for each changed entry; returns the new policy.
-
-    Existing shares stay. The policy applies from the next decision on.
-    """
-    with ledger.write() as db:
-        after = change(records.sharing_policy(db))
-        _set_sharing(db, after, node, clock())
-    return after
-
-
-def _set_sharing(db: sqlite3.Connection, after: SharingPolicy, node: NodeState, now: float) -> None:
-    labels, before = {gpu.uuid: gpu.label for gpu in node}, records.sharing_policy(db)
-    records.set_sharing_policy(db, after)
-    if before.every is not after.every:
-        chronicle.policy_changed(db, now, "", "every other GPU", after.every)
-    for uuid in dict.fromkeys((*labels, *before.gpus, *after.gpus)):
-        if before.gpus.get(uuid) is not after.gpus.get(uuid):
-            chronicle.policy_changed(db, now, uuid, labels.get(uuid, f"GPU {uuid}"), after.gpus.get(uuid))
-
-
-def set_timeslices(host: Host, gpu_uuids: Sequence[str], length: Timeslice | None) -> None:
-    """Set the wanted time slice of those GPUs, or of all without one of their own; None removes it."""
-    with host.ledger.write() as db:
-        named = gpu_uuids or (EVERY_GPU,)
-        others = {uuid: each for uuid, each in records.timeslices(db).items() if uuid not in named}
-        records.set_timeslices(db, others if length is None else {**others, **dict.fromkeys(named, length)})
 
 
 def present_policy(db: sqlite3.Connection) -> MachinePolicy:
@@ -67,72 +36,48 @@ def present_policy(db: sqlite3.Connection) -> MachinePolicy:
     )
 
 
-def apply_policy(host: Host, wanted: MachinePolicy, node: NodeState) -> tuple[MachinePolicy, MachinePolicy]:
-    """Replace those sections of the policy that `wanted` has, in one transaction; returns the policy before and after.
+def change_policy(
+    host: Host, change: Callable[[MachinePolicy], MachinePolicy], labels: Mapping[str, str] = MappingProxyType({})
+) -> tuple[MachinePolicy, MachinePolicy]:
+    """Change the policy in one transaction, with an event for each changed entry; returns the policy before and after.
 
-    Only `tranche.node.fence` changes the fence.
+    Existing shares stay. The policy applies from the next decision on. Only `tranche.node.fence` changes the fence. Events name
+    GPUs by their `labels`, by UUID.
     """
     with host.ledger.write() as db:
         before, now = present_policy(db), host.clock()
-        after = wanted._replace(fence=None).over(before)
-        if wanted.sharing is not None:
-            _set_sharing(db, wanted.sharing, node, now)
-        quotas, new = records.user_quotas(db), after.user_quotas
-        for key in sorted({*quotas, *new}):
-            _set(db, key, user_name_of(key), quotas.get(key, UserQuota()), new.get(key, UserQuota()), now)
-        if wanted.idle is not None:
-            records.set_idle_policy(db, wanted.idle)
-        if wanted.preemption is not None:
-            records.set_preemption(db, allowed=wanted.preemption)
-        if wanted.timeslices is not None:
-            records.set_timeslices(db, wanted.timeslices)
+        after = change(before)._replace(fence=before.fence)
+        _set_sharing(db, before.sharing or SharingPolicy(), after.sharing or SharingPolicy(), labels, now)
+        records.set_timeslices(db, after.timeslices or {})
+        _set_quotas(db, before.user_quotas, after.user_quotas, now)
+        records.set_idle_policy(db, after.idle or IdlePolicy())
+        records.set_preemption(db, allowed=bool(after.preemption))
     return before, after
 
 
-def change_quotas(
-    host: Host, users: Mapping[str, str], quota: UserQuota | None, *, clock: Callable[[], float]
-) -> Mapping[str, UserQuota]:
-    """Set limits of users and groups, whose names are by their keys, from the next decision on; None removes all of them.
-
-    Limits that `quota` lacks stay. Returns all quotas after that.
-    """
-    with host.ledger.write() as db:
-        before = records.user_quotas(db)
-        for uid, name in users.items():
-            own = before.get(uid, UserQuota())
-            _set(db, uid, name, own, UserQuota(weight=own.weight) if quota is None else quota.over(own), clock())
-        return records.user_quotas(db)
+def _set_sharing(
+    db: sqlite3.Connection, before: SharingPolicy, after: SharingPolicy, labels: Mapping[str, str], now: float
+) -> None:
+    records.set_sharing_policy(db, after)
+    if before.every is not after.every:
+        chronicle.policy_changed(db, now, "", "every other GPU", after.every)
+    for uuid in dict.fromkeys((*labels, *before.gpus, *after.gpus)):
+        if before.gpus.get(uuid) is not after.gpus.get(uuid):
+            chronicle.policy_changed(db, now, uuid, labels.get(uuid, f"GPU {uuid}"), after.gpus.get(uuid))
 
 
-def make_fair(host: Host, names: Mapping[str, str], weight: int | None, *, clock: Callable[[], float]) -> bool:
-    """Make the queue fair, and give a weight to users and groups, by their keys in quotas. Returns whether it was not fair.
-
-    Without a weight, those named lose theirs; if none is named, the queue is in order of arrival, and all weights go.
-    """
-    with host.ledger.write() as db:
-        quotas = records.user_quotas(db)
-        if weight is None:
-            for name in names or quotas:
-                own = quotas.get(name, UserQuota())
-                _set(db, name, user_name_of(name), own, own._replace(weight=None), clock())
-            return False
-        given = {EVERYONE: ("", 1), **{key: (name, weight) for key, name in names.items()}}
-        for key, (name, each) in given.items():
-            own = quotas.get(key, UserQuota())
-            _set(db, key, name, own, own._replace(weight=each), clock())
-        return not is_fair(quotas)
+def _set_quotas(
+    db: sqlite3.Connection, before: Mapping[str, UserQuota], after: Mapping[str, UserQuota], now: float
+) -> None:
+    for key in sorted({*before, *after}):
+        if before.get(key) != after.get(key):
+            records.set_user_quota(db, key, after.get(key))
+            chronicle.quota_changed(db, now, user_name_of(key), after.get(key))
 
 
 def user_name_of(key: str) -> str:
     """The name behind a key of quotas: of a user or a group, "" for everyone."""
     return user_name(int(key)) if key.isdigit() else key
-
-
-def _set(db: sqlite3.Connection, key: str, name: str, before: UserQuota, after: UserQuota, now: float) -> None:
-    if before != after:
-        kept = None if after == UserQuota() else after
-        records.set_user_quota(db, key, kept)
-        chronicle.quota_changed(db, now, name, kept)
 
 
 def cordon(host: Host, gpu: GpuState, *, user: str, reason: str, clock: Callable[[], float]) -> None:

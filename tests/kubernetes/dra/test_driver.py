@@ -621,10 +621,10 @@ def test_a_claim_that_tolerates_every_taint_is_given_nothing_that_the_administra
                 assert await node.prepare(held) == [""], "what was prepared before runs on"
             await node.set_mode("mixed")
             gpu = host.observe().gpus[0]
-            change_policy(host.ledger, lambda policy: policy.with_word((), GpuPolicy.OFF), host.observe(), clock=float)
+            change_policy(host, lambda policy: policy.with_sharing((), GpuPolicy.OFF))
             for claim in (slice_, part):
                 assert "the GPU's policy is sharing=off" in (await node.prepare(claim))[0]
-            change_policy(host.ledger, lambda policy: policy.with_word((), None), host.observe(), clock=float)
+            change_policy(host, lambda policy: policy.with_sharing((), None))
             cordon(host, gpu, user="ada", reason="fan", clock=float)
             assert "cordoned by ada: fan" in (await node.prepare(slice_))[0]
             uncordon(host, gpu, user="ada", clock=float)
