@@ -32,10 +32,9 @@ from tranche.cli.runtime import (
 from tranche.cli.version import versions
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.layout_format import layouts_to_data
-from tranche.core.redaction import SHAPES, reduced
+from tranche.core.redaction import SHAPES, log_extract, reduced
 from tranche.documents.envelope import document
 from tranche.documents.events import event_document
-from tranche.documents.log_extract import log_extract
 from tranche.documents.machine import gpu_document
 from tranche.documents.overview import allocation_document, waiter_documents
 from tranche.local.wakeup_pipe import silent

@@ -6,8 +6,9 @@ environments, messages that quote them. Of a command it keeps the program's name
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 Shape: TypeAlias = "Callable[[Any], Any] | Mapping[str, Shape]"
@@ -131,3 +132,24 @@ LOG_LINE = fields(
     "object", "health_port", "gpu", "gpu_uuid", "xid", "layout", "state", "seconds", "restarts", "strategy",
 )  # fmt: skip
 """The parts to keep of a line of the agent's log. Its message is the same at each occurrence, and so quotes nothing."""
+
+
+# The kubelet writes each line of a container as: time, stream, whether it is complete, and the line.
+_KUBELET = re.compile(r"^\S+ (?:stdout|stderr) [FP] ")
+
+
+def log_extract(lines: Iterable[str]) -> str:
+    """The reduced lines, and at the end a count of those dropped, such as the lines of a traceback."""
+    found, dropped = [], 0
+    for line in lines:
+        try:
+            record = json.loads(_KUBELET.sub("", line, count=1))
+        except ValueError:
+            record = None
+        if isinstance(record, dict) and "message" in record and str(record.get("logger")).startswith("tranche"):
+            found.append(json.dumps(reduced(record, LOG_LINE)))
+        elif line.strip():
+            dropped += 1
+    if dropped:
+        found.append(json.dumps({"message": "lines left out", "count": dropped}))
+    return "".join(f"{each}\n" for each in found)

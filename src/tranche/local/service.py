@@ -25,11 +25,17 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import FenceUnavailable, NoRoom, PermissionDenied, ServiceUnavailable, TrancheError, UsageError
 from tranche.core.printable import one_line
 from tranche.hardware.process_stat import PROC, process_environment
-from tranche.local.client_workload import CLIENT_GONE, ClientProcess, ClientWorkload
+from tranche.local.client_workload import (
+    CLIENT_GONE,
+    ClientProcess,
+    ClientWorkload,
+    method_of,
+    parse_extension,
+    parse_run,
+)
 from tranche.local.queue import Queue
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import RunReporter
-from tranche.local.service_messages import method_of, parse_extension, parse_run
 from tranche.local.time_limit import end_overdue, extend, overdue
 from tranche.node.host import Host
 from tranche.node.limits.share_groups import ShareGroupManager

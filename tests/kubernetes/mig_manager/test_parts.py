@@ -19,8 +19,7 @@ from tranche.kubernetes.mig_manager.layout_source import read_layouts
 from tranche.kubernetes.mig_manager.operands import PAUSED, other_managers, pause, restore, still_running
 from tranche.kubernetes.mig_manager.state import Moment, RetryState, attempt_text, parse_attempt, parse_moment
 from tranche.planning.layouts.named_layouts import LayoutList, generate_layouts
-from tranche.planning.layouts.partial import plan_after_blockers, plan_beside_blockers
-from tranche.planning.layouts.reconfigure import plan_layout
+from tranche.planning.layouts.reconfigure import plan_after_blockers, plan_beside_blockers, plan_layout
 from tranche.planning.steps import CreateInstance, DestroyInstance
 
 MOMENTS = st.builds(Moment, st.sampled_from(["", "boot-1", "boot-2"]), st.floats(0, 4e6))

@@ -29,8 +29,7 @@ from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.state import REASON_LABEL, ReportReason
 from tranche.kubernetes.telling.told_view import ViewReport
 from tranche.planning.layouts.named_layouts import LayoutList
-from tranche.planning.layouts.partial import view_after_blockers
-from tranche.planning.layouts.reconfigure import plan_layout
+from tranche.planning.layouts.reconfigure import plan_layout, view_after_blockers
 from tranche.planning.occupancy.layout_occupancy import User
 from tranche.planning.steps import Step
 from tranche.planning.steps.plan import apply

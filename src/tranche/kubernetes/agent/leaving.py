@@ -17,12 +17,11 @@ from pathlib import Path
 from tranche.core.errors import CdiUnavailable, KubernetesForbidden, KubernetesNotFound, TrancheError
 from tranche.hardware.cdi import CdiSpec, write_spec
 from tranche.hardware.nodes import ContainerEdits
-from tranche.kubernetes.api.client import ClusterClient, KubeClient
+from tranche.kubernetes.api.client import ClusterClient, ClusterReader, KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.object_client import Lease, LeaseClient
 from tranche.kubernetes.api.objects import DaemonSet, KubeNode
-from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.vocabulary import FREE_LABELS, KEEP_ANNOTATION, PLACING_LABEL
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
 from tranche.kubernetes.dra.registration import socket_folder

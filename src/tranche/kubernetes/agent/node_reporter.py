@@ -31,7 +31,7 @@ from tranche.kubernetes.gated.leases import offered_view, withheld_places
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import faulty
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.serving.reconciler import LookResult, Reconciler
+from tranche.kubernetes.serving.supervisor import LookResult, Reconciler
 from tranche.kubernetes.telling.told_view import (
     RENEWED_SECONDS,
     REPORT,

@@ -27,7 +27,7 @@ from tranche.kubernetes.latest_value import LatestValue, within
 from tranche.kubernetes.node.health import xid_policy
 from tranche.kubernetes.node.replicas import ReplicaPolicy
 from tranche.kubernetes.node.resources import MigStrategy
-from tranche.kubernetes.serving.reconciler import LookResult, Reconciler
+from tranche.kubernetes.serving.supervisor import LookResult, Reconciler
 from tranche.node.files.files import YamlError, load_yaml
 
 _FIRST_NODE_SECONDS = 10.0

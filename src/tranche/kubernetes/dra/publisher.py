@@ -38,7 +38,7 @@ from tranche.kubernetes.latest_value import LatestValue, within
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState, PluginAdvertisement
 from tranche.kubernetes.node.health import FaultyDevices, faulty
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.serving.reconciler import LAST_RETRY_SECONDS, LookResult, Reconciler
+from tranche.kubernetes.serving.supervisor import LAST_RETRY_SECONDS, LookResult, Reconciler
 
 PAUSE_SECONDS = 1.0
 _ECHO_SECONDS = 5.0

@@ -14,7 +14,7 @@ from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy
 from tranche.kubernetes.node.resources import MigStrategy
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.serving.reconciler import Reconciler
+from tranche.kubernetes.serving.supervisor import Reconciler
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from tranche.core.errors import ClaimsUnavailable, KubernetesNotFound
+from tranche.kubernetes.api.client import ClusterReader
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.backend_watch import ask_backend
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.claims.vocabulary import DRIVER, PLACING_LABEL, SHARE_RESOURCE, DeviceClassName

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from tranche.core.errors import TrancheError
+from tranche.kubernetes.api.client import ClusterReader
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.component import Component
 from tranche.kubernetes.gated.explaining import AT_GATE_ADVICE, LEFT_AT_GATE
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, decode_cluster_pod

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import ClaimsUnavailable, UsageError
+from tranche.kubernetes.api.client import ClusterReader
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.object_client import decode_lease
-from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.fleet.fleet import Fleet

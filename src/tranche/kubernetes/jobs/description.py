@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tranche.kubernetes.api.client import ClusterReader
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import part
-from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL, KUEUE
 from tranche.kubernetes.fleet.explanation import FleetExplanation, device_text, explanation_document, given_document

@@ -8,8 +8,8 @@ from tranche.core.errors import ClaimsUnavailable, KubernetesForbidden, Kubernet
 from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request
 from tranche.core.spelling import did_you_mean
+from tranche.kubernetes.api.client import ClusterReader
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.spec import ClaimSpec, SharedGpuModel
 from tranche.kubernetes.claims.vocabulary import KUEUE, DeviceClassName, label_of_class, profile_of_label

@@ -44,8 +44,13 @@ from tranche.kubernetes.mig_manager.state import (
 )
 from tranche.kubernetes.rollout.ticket import LayoutChangeState, RolloutPermission, RolloutStatus
 from tranche.planning.layouts.named_layouts import LayoutList
-from tranche.planning.layouts.partial import plan_after_blockers, plan_beside_blockers
-from tranche.planning.layouts.reconfigure import LayoutDecision, lost_error, plan_layout
+from tranche.planning.layouts.reconfigure import (
+    LayoutDecision,
+    lost_error,
+    plan_after_blockers,
+    plan_beside_blockers,
+    plan_layout,
+)
 from tranche.planning.occupancy.layout_occupancy import holder_text
 from tranche.planning.steps import TakesGpu, TakesInstance, TakesRoom, TakesSharing
 from tranche.planning.steps.plan import Plan

@@ -61,7 +61,7 @@ from tranche.kubernetes.mig_manager.state import (
 )
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.rollout import Rollout
-from tranche.kubernetes.serving.reconciler import FIRST_RETRY_SECONDS, LookResult, Reconciler
+from tranche.kubernetes.serving.supervisor import FIRST_RETRY_SECONDS, LookResult, Reconciler
 from tranche.node.change import keep_for_layout
 from tranche.node.state.session import boot_id
 from tranche.node.state.state_file import read_state_file, replace_state_file

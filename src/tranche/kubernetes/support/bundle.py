@@ -12,12 +12,11 @@ from typing import Any
 
 from tranche.core.errors import LayoutInvalid, PluginConfigInvalid
 from tranche.core.layout_format import layouts_to_data, parse_layouts
-from tranche.core.redaction import SHAPES, reduced
+from tranche.core.redaction import SHAPES, log_extract, reduced
 from tranche.documents.envelope import document
-from tranche.documents.log_extract import log_extract
+from tranche.kubernetes.api.client import ClusterReader
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.objects import DaemonSet, KubeNode
-from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.quantity import gpu_counts
 from tranche.kubernetes.device_plugin.settings import SETTINGS
 from tranche.kubernetes.support.checkup import check_cluster, cluster_finding_document

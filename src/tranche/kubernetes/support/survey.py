@@ -17,11 +17,11 @@ from tranche.core.errors import (
     KubernetesUnavailable,
     TrancheError,
 )
+from tranche.kubernetes.api.client import ClusterReader
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json, decode_daemon_set, decode_node, part
 from tranche.kubernetes.api.object_client import decode_lease
 from tranche.kubernetes.api.objects import DaemonSet, KubeNode
-from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import (
     PROBE_PATH,
     PROBE_QUERY,

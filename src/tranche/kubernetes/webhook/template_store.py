@@ -22,10 +22,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, KubernetesUnavailable, TrancheError
+from tranche.kubernetes.api.client import listed
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json, part, timestamp
 from tranche.kubernetes.api.kubeconfig import find_api_server
-from tranche.kubernetes.api.reader import listed
 from tranche.kubernetes.claims.vocabulary import KUEUE
 from tranche.kubernetes.component import Component
 from tranche.kubernetes.webhook.injection import (
