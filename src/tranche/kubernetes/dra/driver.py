@@ -28,20 +28,17 @@ from tranche.kubernetes.latest_value import LatestValue, within
 from tranche.kubernetes.node.health import faulty
 from tranche.kubernetes.node.services import NodeContext
 
-_VERSIONS = ("v1", "v1beta2", "v1beta1")
 _AT_ONCE = 20
 """The number of connections that are kept. With more, each request opens another, whose handshake takes longer than the answer;
 with fewer, a backlog waits for an API server that is slow to answer.
 """
-_NO_SUCH_API = "the server could not find the requested resource"
 
 
 class ClaimReader:
-    """Reads claims in the newest version of their API that the server has: v1 from Kubernetes 1.34 on."""
+    """Reads claims, a few at a time."""
 
     def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
-        self._version = 0
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def read(self, ref: ClaimRef) -> KubeClaim | None:
@@ -49,16 +46,10 @@ class ClaimReader:
 
         KubernetesUnavailable when the server does not answer, and its siblings.
         """
+        path = f"/apis/resource.k8s.io/v1/namespaces/{ref.namespace}/resourceclaims/{ref.name}"
         async with self._places:
-            while True:
-                version = _VERSIONS[self._version]
-                path = f"/apis/resource.k8s.io/{version}/namespaces/{ref.namespace}/resourceclaims/{ref.name}"
-                answer = await self._connection.ask(f"read {ref}", "GET", path)
-                if answer.status == 404 and _NO_SUCH_API in answer.message and self._version + 1 < len(_VERSIONS):
-                    self._version += 1
-                    continue
-                raw = answer.unless(404)
-                return None if raw is None else decode_claim(raw)
+            raw = (await self._connection.ask(f"read {ref}", "GET", path)).unless(404)
+        return None if raw is None else decode_claim(raw)
 
 
 _TICK_SECONDS = 1.0
