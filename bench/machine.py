@@ -12,7 +12,7 @@ from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode, NodeState
 from tranche.planning.decide.allocate import granted
 from tranche.planning.decide.answers import Preference, asked_gpus
-from tranche.planning.decide.options import Option, PlanPermission
+from tranche.planning.decide.options import Option
 from tranche.planning.decide.tables import geometry_of
 from tranche.planning.steps.plan import apply
 
@@ -88,7 +88,7 @@ class ProductPath:
         request, best = self._requests[shape], self._best[shape]
         for gpu, view in enumerate(self._views):
             if gpu not in best:
-                best[gpu] = asked_gpus(view, request, {})[0].best_option(PlanPermission(), thrifty=False)
+                best[gpu] = asked_gpus(view, request, {})[0].best_option(destroy_foreign=False, thrifty=False)
         ranked = [(found[0], gpu, found[1]) for gpu, found in best.items() if found is not None]
         if not ranked:
             return None

@@ -21,7 +21,7 @@ from tranche.core.state import NodeState
 from tranche.planning.decide.answers import Preference, Reserved, answers, asked_gpus, why_thrifty
 from tranche.planning.decide.candidates import Candidate, check_possible, gpus_needed
 from tranche.planning.decide.obstacle import Obstacle
-from tranche.planning.decide.options import Option, OptionKind, PlanPermission
+from tranche.planning.decide.options import Option, OptionKind
 from tranche.planning.decide.quota import refuse_beyond_quota
 from tranche.planning.steps.plan import Plan, with_daemons
 
@@ -82,21 +82,17 @@ def offer(
     view: NodeView, request: Request, *, adopt_foreign_destroy: bool = False, reserved: Reserved | None = None
 ) -> MachineOption | Waiting:
     """The decision, with preferences to compare it with other machines. Raises what `decide` raises."""
-    asked, needed, freedom = (
-        asked_gpus(view, request, reserved or {}),
-        gpus_needed(request),
-        PlanPermission(adopt_foreign_destroy),
-    )
+    asked, needed = asked_gpus(view, request, reserved or {}), gpus_needed(request)
     if sum(isinstance(each.candidate, Candidate) for each in asked) < needed:
         check_possible(view, request)
         refuse_beyond_quota(view, request)
     thrifty = bool(why_thrifty(request, view.node.sharing, [each.here for each in asked]))
     best: list[tuple[Preference, int, Option]] = []
     for place, each in enumerate(asked):
-        if (found := each.best_option(freedom, thrifty=thrifty)) is not None:
+        if (found := each.best_option(adopt_foreign_destroy, thrifty=thrifty)) is not None:
             best.append((found[0], place, found[1]))
     if len(best) < needed:
-        answered = answers(asked, freedom)
+        answered = answers(asked, adopt_foreign_destroy)
         return Waiting(answered.obstacles, answered.unnamed, answered.ready)
     best.sort(key=lambda each: each[:2])
     return MachineOption(

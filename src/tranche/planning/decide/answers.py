@@ -22,7 +22,7 @@ from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuState
 from tranche.planning.decide.candidates import Candidate, gpus_needed
 from tranche.planning.decide.obstacle import CommonReason, Obstacle, Reason, more_alike, obstacle
-from tranche.planning.decide.options import Option, OptionKind, PlanPermission, gpu_blocked, slice_obstacle, ways_alone
+from tranche.planning.decide.options import Option, OptionKind, gpu_blocked, slice_obstacle, ways_alone
 from tranche.planning.decide.part_options import part_options
 from tranche.planning.decide.quota import candidates_within_quota
 from tranche.planning.decide.reservations import closing, why_closed
@@ -63,13 +63,13 @@ class _AskedGpu(NamedTuple):
     reserved: Reservation | None = None
     now: float = 0.0
 
-    def best_option(self, freedom: PlanPermission, *, thrifty: bool) -> tuple[Preference, Option] | None:
+    def best_option(self, destroy_foreign: bool, *, thrifty: bool) -> tuple[Preference, Option] | None:
         """The best way to serve the request on this GPU now, with its preference; None if there is none."""
         if isinstance(self.candidate, Obstacle) or self.here.changing or self.kept_for or self.reserved is not None:
             return None
-        return best_option(self.here, self.candidate, freedom, thrifty=thrifty)
+        return best_option(self.here, self.candidate, destroy_foreign, thrifty=thrifty)
 
-    def answer(self, freedom: PlanPermission) -> GpuFit:
+    def answer(self, destroy_foreign: bool) -> GpuFit:
         """Whether the GPU could serve the request now, or else the obstacle."""
         gpu = self.here.gpu
         # The driver may lose sight of a GPU that is being reset.
@@ -85,7 +85,7 @@ class _AskedGpu(NamedTuple):
             return GpuFit(
                 gpu, obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {self.kept_for}, which is ahead in the queue")
             )
-        found = _options(self.here, self.candidate, freedom)
+        found = _options(self.here, self.candidate, destroy_foreign)
         return GpuFit(gpu, found if isinstance(found, Obstacle) else None)
 
 
@@ -139,7 +139,7 @@ def asked_gpus(view: NodeView, request: Request, reserved: Reserved) -> tuple[_A
 
 
 def best_option(
-    here: GpuOccupancy, answer: Candidate, freedom: PlanPermission, *, thrifty: bool
+    here: GpuOccupancy, answer: Candidate, destroy_foreign: bool, *, thrifty: bool
 ) -> tuple[Preference, Option] | None:
     """The cheapest way to serve the candidate on that GPU, with its preference; None if there is none.
 
@@ -148,7 +148,7 @@ def best_option(
     fewest of these destroyed, the least memory, and the cheapest place. A `thrifty` machine first prefers what takes the least
     from future requests.
     """
-    found = (_all_ways if thrifty else _ways)(here, answer, freedom)
+    found = (_all_ways if thrifty else _ways)(here, answer, destroy_foreign)
     if isinstance(found, Obstacle) or not found:
         return None
     geometry = geometry_of(here.gpu.memory_slices, here.gpu.profiles)
@@ -181,9 +181,9 @@ def best_option(
     return best[0], best[2]
 
 
-def answers(asked: Sequence[_AskedGpu], freedom: PlanPermission) -> GpuFitList:
+def answers(asked: Sequence[_AskedGpu], destroy_foreign: bool) -> GpuFitList:
     """The GPUs' answers, in index order."""
-    every = [each.answer(freedom) for each in asked]
+    every = [each.answer(destroy_foreign) for each in asked]
     if len(every) <= NAMED_AT_MOST:
         return GpuFitList(tuple(every))
     groups: dict[CommonReason | None, list[int]] = {}
@@ -230,15 +230,15 @@ def _applies(withheld: WithheldDevice, candidate: Candidate) -> bool:
     return size_rank(wanted) < size_rank(None if kept is None else kept.profile)
 
 
-def _options(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
+def _options(tenancy: GpuOccupancy, candidate: Candidate, destroy_foreign: bool) -> tuple[Option, ...] | Obstacle:
     """The ways to serve the candidate on that GPU now, or the most lasting obstacle."""
     if (shut := _closed(tenancy)) is not None:
         return shut
-    found = _ways(tenancy, candidate, freedom)
+    found = _ways(tenancy, candidate, destroy_foreign)
     if found and not isinstance(found, Obstacle):
         return found
     if (here := _withheld_from(tenancy, candidate)).withheld:
-        free = _ways(tenancy._replace(withheld=()), candidate, freedom)
+        free = _ways(tenancy._replace(withheld=()), candidate, destroy_foreign)
         if free and not isinstance(free, Obstacle):
             return _withholding(here)
     if isinstance(found, Obstacle) or candidate.profile is None:
@@ -246,25 +246,25 @@ def _options(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermissio
     return slice_obstacle(tenancy, candidate.profile)
 
 
-def _ways(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
+def _ways(tenancy: GpuOccupancy, candidate: Candidate, destroy_foreign: bool) -> tuple[Option, ...] | Obstacle:
     """As `_options`, but empty if a slice finds no room: the reason takes longer to find."""
     here, wish = _withheld_from(tenancy, candidate), candidate.part
     if wish is None:
-        return _permitted(here, ways_alone(here, candidate, freedom))
-    alone = _permitted(here, ways_alone(here, candidate, freedom)) if candidate.alone else ()
+        return _permitted(here, ways_alone(here, candidate, destroy_foreign))
+    alone = _permitted(here, ways_alone(here, candidate, destroy_foreign)) if candidate.alone else ()
     if not isinstance(alone, Obstacle) and alone:
         return alone
-    parts = _permitted(here, part_options(here, wish, freedom))
+    parts = _permitted(here, part_options(here, wish, destroy_foreign))
     # On a shared GPU the reason for no more parts matters; on others, the lack of exclusive room.
     return alone if isinstance(parts, Obstacle) and candidate.alone and None not in tenancy.shared else parts
 
 
-def _all_ways(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
+def _all_ways(tenancy: GpuOccupancy, candidate: Candidate, destroy_foreign: bool) -> tuple[Option, ...] | Obstacle:
     """As `_ways`, but both exclusive devices and parts."""
     if candidate.part is None or not candidate.alone:
-        return _ways(tenancy, candidate, freedom)
+        return _ways(tenancy, candidate, destroy_foreign)
     here = _withheld_from(tenancy, candidate)
-    found = (ways_alone(here, candidate, freedom), part_options(here, candidate.part, freedom))
+    found = (ways_alone(here, candidate, destroy_foreign), part_options(here, candidate.part, destroy_foreign))
     every = tuple(option for each in found if not isinstance(each, Obstacle) for option in each)
     return _permitted(here, every)
 

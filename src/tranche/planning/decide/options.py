@@ -49,13 +49,7 @@ class Option(NamedTuple):
         return sum(step.destroys is not None for step in self.steps)
 
 
-class PlanPermission(NamedTuple):
-    """What a plan may do beyond creating instances and destroying Tranche's own idle ones."""
-
-    destroy_foreign: bool = False
-
-
-def ways_alone(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
+def ways_alone(tenancy: GpuOccupancy, candidate: Candidate, destroy_foreign: bool) -> tuple[Option, ...] | Obstacle:
     """The exclusive ways to serve the candidate on that GPU now, or the obstacle.
 
     Empty if a slice finds no room: the reason takes longer to find.
@@ -67,10 +61,10 @@ def ways_alone(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermiss
     if not gpu.mig_enabled and (candidate.profile is None or candidate.whole):
         return (_whole(tenancy, ()),)
     if candidate.profile is None:
-        return _uncut_again(tenancy, freedom)
+        return _uncut_again(tenancy, destroy_foreign)
     if not gpu.mig_enabled:
         return _cut_first(tenancy, candidate.profile)
-    return slice_options(tenancy, candidate.profile, freedom)
+    return slice_options(tenancy, candidate.profile, destroy_foreign)
 
 
 def reusable(instance: GpuInstance) -> OptionKind | None:
@@ -157,13 +151,13 @@ def _whole(tenancy: GpuOccupancy, steps: tuple[Step, ...]) -> Option:
     return Option(gpu, WholeGpu(gpu.uuid), change, steps, gpu.memory)
 
 
-def _uncut_again(tenancy: GpuOccupancy, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
+def _uncut_again(tenancy: GpuOccupancy, destroy_foreign: bool) -> tuple[Option, ...] | Obstacle:
     """A whole GPU from a cut one."""
-    steps = uncut_steps(tenancy, freedom)
+    steps = uncut_steps(tenancy, destroy_foreign)
     return steps if isinstance(steps, Obstacle) else (_whole(tenancy, steps),)
 
 
-def uncut_steps(tenancy: GpuOccupancy, freedom: PlanPermission) -> tuple[Step, ...] | Obstacle:
+def uncut_steps(tenancy: GpuOccupancy, destroy_foreign: bool) -> tuple[Step, ...] | Obstacle:
     """The steps that make a cut GPU whole: destroy idle instances and turn MIG mode off; or the obstacle."""
     gpu = tenancy.gpu
     if not tenancy.untouched:
@@ -175,7 +169,7 @@ def uncut_steps(tenancy: GpuOccupancy, freedom: PlanPermission) -> tuple[Step, .
             allocation_ids=tuple(each.id for each in tenancy.allocations),
             processes=gpu.all_processes,
         )
-    if tenancy.idle_foreign and not freedom.destroy_foreign:
+    if tenancy.idle_foreign and not destroy_foreign:
         return obstacle(
             gpu,
             Reason.FOREIGN_INSTANCES,
@@ -196,7 +190,7 @@ def _cut_first(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> tuple[Opti
     )
 
 
-def slice_options(tenancy: GpuOccupancy, profile: GpuInstanceProfile, freedom: PlanPermission) -> tuple[Option, ...]:
+def slice_options(tenancy: GpuOccupancy, profile: GpuInstanceProfile, destroy_foreign: bool) -> tuple[Option, ...]:
     """The ways to grant a slice of the profile on a cut GPU."""
     gpu = tenancy.gpu
     reused = [
@@ -210,9 +204,9 @@ def slice_options(tenancy: GpuOccupancy, profile: GpuInstanceProfile, freedom: P
     ]
     if any(option.change is OptionKind.NONE and not option.replaceable for option in reused):
         return tuple(reused)
-    removable = tenancy.idle if freedom.destroy_foreign else tenancy.idle_owned
+    removable = tenancy.idle if destroy_foreign else tenancy.idle_owned
     kept = tenancy.fixed
-    if not freedom.destroy_foreign:
+    if not destroy_foreign:
         kept += tuple(each.place for each in tenancy.idle_foreign)
     there = {option.grant.slot.placement for option in reused if option.grant.slot is not None}
     made = []

@@ -13,7 +13,6 @@ from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.decide.options import (
     Option,
     OptionKind,
-    PlanPermission,
     gpu_blocked,
     reusable,
     reuse_option,
@@ -24,7 +23,7 @@ from tranche.planning.decide.share_options import ShareOption, ShareOptions
 from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, GpuOccupancy
 
 
-def part_options(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
+def part_options(tenancy: GpuOccupancy, wish: ShareOptions, destroy_foreign: bool) -> tuple[Option, ...] | Obstacle:
     """The ways to grant a part of that GPU now, or the obstacle."""
     gpu = tenancy.gpu
     account = tenancy.shared.get(None)
@@ -36,18 +35,18 @@ def part_options(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermiss
     whole = WholeGpu(gpu.uuid)
     if not gpu.mig_enabled:
         return (_fresh(gpu, whole, wish.ways[0], wish, OptionKind.FILL),)
-    inside = tuple(_inside(tenancy, wish, freedom)) if wish.inside else ()
+    inside = tuple(_inside(tenancy, wish, destroy_foreign)) if wish.inside else ()
     found = tuple(each for each in inside if isinstance(each, Option))
     if found:
         return found
-    uncut = uncut_steps(tenancy, freedom)
+    uncut = uncut_steps(tenancy, destroy_foreign)
     if not isinstance(uncut, Obstacle):
         option = _fresh(gpu, whole, wish.ways[0], wish, OptionKind.MODE)
         return (option._replace(steps=uncut),)
     return next((each for each in inside if isinstance(each, Obstacle)), uncut)
 
 
-def _inside(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermission) -> Iterator[Option | Obstacle]:
+def _inside(tenancy: GpuOccupancy, wish: ShareOptions, destroy_foreign: bool) -> Iterator[Option | Obstacle]:
     """Parts of slices: shared ones, idle ones, and one still to be made."""
     gpu = tenancy.gpu
     present = {gpu.key(instance): instance for instance in gpu.instances}
@@ -73,7 +72,7 @@ def _inside(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermission) 
         if wish.too_fine_for(profile):
             continue
         if profile.memory is not None and way.memory <= capacity(way.sharing, profile.memory):
-            for option in slice_options(tenancy, profile, freedom):
+            for option in slice_options(tenancy, profile, destroy_foreign):
                 assert isinstance(option.grant, Slice)
                 if option.change in (OptionKind.CREATE, OptionKind.REPLACE):
                     yield _on_slice(gpu, option.grant, option, way, wish)

@@ -29,7 +29,6 @@ from tranche.core.state import PROHIBITED, GpuInstance, GpuState, MigMode, unava
 from tranche.planning.decide.candidates import lost_obstacle
 from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.decide.options import (
-    PlanPermission,
     gpu_blocked,
     in_the_way,
     mode_steps,
@@ -197,7 +196,7 @@ def _whole_steps(found: GpuOccupancy) -> tuple[Step, ...] | Obstacle:
     blocked = gpu_blocked(found)
     if blocked is not None:
         return blocked
-    return uncut_steps(found, PlanPermission()) if found.gpu.mig_enabled else ()
+    return uncut_steps(found, destroy_foreign=False) if found.gpu.mig_enabled else ()
 
 
 def _slice_steps(found: GpuOccupancy, wanted: Slice) -> tuple[Step, ...] | Obstacle:

@@ -19,7 +19,6 @@ from tranche.planning.decide.allocate import Granted
 from tranche.planning.decide.answers import GpuFit, GpuFitList, answers, asked_gpus
 from tranche.planning.decide.candidates import gpus_needed
 from tranche.planning.decide.obstacle import Reason
-from tranche.planning.decide.options import PlanPermission
 from tranche.planning.decide.queue import (
     WaitingRequest,
     at,
@@ -90,8 +89,8 @@ def explain(
     """
     view, request = at(view, now), within_time(request, view.quotas, view.asker)
     waiters = [each for each in in_time(view, waiters) if request.preemptible or not each.request.preemptible]
-    reserved, freedom = reserved_for(view, waiters), PlanPermission(adopt_foreign_destroy)
-    found = answers(asked_gpus(view, request, reserved), freedom)
+    reserved = reserved_for(view, waiters)
+    found = answers(asked_gpus(view, request, reserved), adopt_foreign_destroy)
     granted: Granted | None = None
     impossible: TrancheError | None = None
     starts: float | None = None
@@ -104,9 +103,9 @@ def explain(
         impossible = error
     if granted is not None:
         shares = any(isinstance(grant, FractionalShare) for grant in granted.grants)
-        more = stronger(view, request, freedom, reserved) if shares else NO_ADVICE
+        more = stronger(view, request, adopt_foreign_destroy, reserved) if shares else NO_ADVICE
         return Explanation(request, granted, None, found, more, _passed_over(view, request, granted))
-    helps = remedies(view, request, freedom, reserved)
+    helps = remedies(view, request, adopt_foreign_destroy, reserved)
     limit = None
     if impossible is None and now is not None and foreseeable(view):
         from tranche.planning.decide.backfill import Foresight, longest_limit  # most machines have no time limits

@@ -31,7 +31,6 @@ from tranche.planning.decide.answers import NAMED_AT_MOST, Reserved, asked_gpus,
 from tranche.planning.decide.candidates import Candidate, candidate, gpus_needed, one_of, plain_profiles
 from tranche.planning.decide.foresee import with_granted, without
 from tranche.planning.decide.obstacle import Obstacle, Reason
-from tranche.planning.decide.options import PlanPermission
 from tranche.planning.decide.quota import candidates_within_quota, held_by_asker
 from tranche.planning.decide.reservations import is_for
 from tranche.planning.decide.share_options import rules_of
@@ -95,7 +94,7 @@ class _Question:
     near: NodeView
     request: Request
     reserved: Reserved
-    freedom: PlanPermission
+    destroy_foreign: bool
 
     def granted(
         self,
@@ -109,7 +108,7 @@ class _Question:
             decision = decide(
                 view or self.view,
                 request or self.request,
-                adopt_foreign_destroy=self.freedom.destroy_foreign,
+                adopt_foreign_destroy=self.destroy_foreign,
                 reserved={} if skip_queue else self.reserved,
             )
         except TrancheError:
@@ -143,9 +142,9 @@ class _Holders:
         return _Holders(self.allocation_ids | other.allocation_ids, self.process_ids | other.process_ids)
 
 
-def remedies(view: NodeView, request: Request, freedom: PlanPermission, reserved: Reserved) -> RemedyList:
+def remedies(view: NodeView, request: Request, destroy_foreign: bool, reserved: Reserved) -> RemedyList:
     """What would help the request, which does not start now; empty without a known remedy."""
-    question = _question(view, request, freedom, reserved)
+    question = _question(view, request, destroy_foreign, reserved)
     places = question.near.node.gpus
     by_user = [*_other_slices(question), *_weaker_isolation(question)]
     if _beyond_quota(question):
@@ -161,14 +160,14 @@ def remedies(view: NodeView, request: Request, freedom: PlanPermission, reserved
     return RemedyList(tuple(found), len(places) if len(places) < len(view.node.gpus) else 0)
 
 
-def stronger(view: NodeView, request: Request, freedom: PlanPermission, reserved: Reserved) -> RemedyList:
+def stronger(view: NodeView, request: Request, destroy_foreign: bool, reserved: Reserved) -> RemedyList:
     """What would give the request, which now gets a part of a shared device, an exclusive device.
 
     It exists already if the machine saves its room; otherwise some holder must end first.
     """
     if request.compute is not None:
         return NO_ADVICE
-    question = _question(view, replace(request, isolation=Isolation.HARD), freedom, reserved)
+    question = _question(view, replace(request, isolation=Isolation.HARD), destroy_foreign, reserved)
     free = question.granted()
     if free is not None:
         why = why_thrifty(request, view.node.sharing, tuple(tenancies(view)))
@@ -191,23 +190,23 @@ def stronger(view: NodeView, request: Request, freedom: PlanPermission, reserved
     return RemedyList((Remedy(RemedyKind.STRONGER_FENCE, text, question.request, *holders.named),))
 
 
-def _question(view: NodeView, request: Request, freedom: PlanPermission, reserved: Reserved) -> _Question:
+def _question(view: NodeView, request: Request, destroy_foreign: bool, reserved: Reserved) -> _Question:
     """The question, with the part of the machine to search."""
     number = min(max(NAMED_AT_MOST, gpus_needed(request)), _SEARCHED_AT_MOST)
     near = view
     if len(view.node.gpus) > number:
-        gpus = tuple(view.node.gpus[place] for place in _some_of_each(view, request, freedom, reserved, number))
+        gpus = tuple(view.node.gpus[place] for place in _some_of_each(view, request, destroy_foreign, reserved, number))
         near = replace(view, node=replace(view.node, gpus=gpus))
-    return _Question(view, near, request, reserved, freedom)
+    return _Question(view, near, request, reserved, destroy_foreign)
 
 
 def _some_of_each(
-    view: NodeView, request: Request, freedom: PlanPermission, reserved: Reserved, number: int
+    view: NodeView, request: Request, destroy_foreign: bool, reserved: Reserved, number: int
 ) -> Sequence[int]:
     """The positions of `number` GPUs, spread over all different answers, in index order: those to search on a large machine."""
     groups: dict[object, list[int]] = {}
     for place, each in enumerate(asked_gpus(view, request, reserved)):
-        obstacle = each.answer(freedom).obstacle
+        obstacle = each.answer(destroy_foreign).obstacle
         groups.setdefault((each.here.gpu.name, obstacle and obstacle.likeness), []).append(place)
     in_turn = (place for nth in zip_longest(*groups.values()) for place in nth if place is not None)
     return sorted(islice(in_turn, number))
@@ -309,9 +308,9 @@ def _uncordoned(view: NodeView, uuids: Collection[str]) -> NodeView:
 
 def _foreign(question: _Question) -> Iterator[Remedy]:
     """Destroy foreign idle instances; if neither that nor waiting is enough alone, both together."""
-    if question.freedom.destroy_foreign:
+    if question.destroy_foreign:
         return
-    allowed = replace(question, freedom=PlanPermission(destroy_foreign=True))
+    allowed = replace(question, destroy_foreign=True)
     holders = _Holders()
     granted = allowed.granted()
     if granted is None and _fewest_holders(question) is None:
