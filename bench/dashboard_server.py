@@ -44,14 +44,6 @@ def main() -> None:
         uvicorn.Server(config).run([listener])
 
 
-class _AsItIs(UserView):
-    """Shows each snapshot as it is, for nothing is hidden from anybody."""
-
-    @property
-    def snapshot(self) -> ClusterSnapshot:
-        return self.live.newest or ClusterSnapshot()
-
-
 class _OpenRequestHandler(ClusterPages):
     """Lets everybody in."""
 
@@ -59,7 +51,7 @@ class _OpenRequestHandler(ClusterPages):
         unread: Any = None
         super().__init__("simulated", unread, lifespan=self._playing)
         self._cluster, self._changes = cluster, changes
-        self._view = _AsItIs(ViewerPermission(NameVisibility(everywhere=True), all_nodes=True))
+        self._view = UserView(ViewerPermission(NameVisibility(everywhere=True), all_nodes=True))
 
     def strange(self, method: str, headers: Mapping[str, str]) -> None:
         return None

@@ -51,31 +51,23 @@ class Publisher(Generic[Seen]):
     def __init__(self, pace: float = 0.0) -> None:
         self._pace = pace
         self._run = secrets.token_hex(4)
-        self._snapshot: Seen | None = None
-        self._trouble = ""
+        self.newest: Seen | None = None
+        """What was seen last."""
+        self.trouble = ""
+        """Why nothing newer is known; "" where it is."""
         self._reported = asyncio.Event()
         self._ending = False
 
     def take(self, snapshot: Seen | None, trouble: str = "") -> None:
         """Set the newest snapshot; None where `trouble` prevented a newer one."""
-        self._snapshot = snapshot or self._snapshot
-        self._trouble = trouble
+        self.newest = snapshot or self.newest
+        self.trouble = trouble
         self._wake()
 
     def end(self) -> None:
         """End every stream of news."""
         self._ending = True
         self._wake()
-
-    @property
-    def newest(self) -> Seen | None:
-        """What was seen last."""
-        return self._snapshot
-
-    @property
-    def trouble(self) -> str:
-        """Why nothing newer is known; "" where it is."""
-        return self._trouble
 
     def version(self, snapshot: Seen) -> str:
         """The name of what pages show of a snapshot, unique across restarts of this server."""
@@ -85,11 +77,11 @@ class Publisher(Generic[Seen]):
         """Updates since the `known` version, and one every two seconds without any, until the server ends."""
         told: tuple[str, str] | None = None
         while not self._ending:
-            if (snapshot := self._snapshot) is not None:
+            if (snapshot := self.newest) is not None:
                 since, known = self._number(known), self.version(snapshot)
-                told = (known, self._trouble)
+                told = (known, self.trouble)
                 # A slow listener blocks here; its next update covers everything since.
-                yield PageUpdate(known, snapshot, self._trouble, since)
+                yield PageUpdate(known, snapshot, self.trouble, since)
                 await asyncio.sleep(self._pace)
             await self._something_new(told)
 
@@ -101,7 +93,7 @@ class Publisher(Generic[Seen]):
         loop = asyncio.get_running_loop()
         end = loop.time() + _SAY_SECONDS
         while not self._ending and (left := end - loop.time()) > 0:
-            if self._snapshot is not None and (self.version(self._snapshot), self._trouble) != told:
+            if self.newest is not None and (self.version(self.newest), self.trouble) != told:
                 return
             await self._report(left)
 

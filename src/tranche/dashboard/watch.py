@@ -299,7 +299,7 @@ class MachinePublisher(Publisher[MachineSnapshot]):
                 self._patience = _IMPATIENT_SECONDS
                 break
             await self._report(left)
-        return self._snapshot
+        return self.newest
 
     def touch(self) -> None:
         """Say that pages show something else, though the machine may be unchanged; from any thread."""

@@ -67,7 +67,10 @@ class ViewerPermission:
 
 
 class UserView:
-    """To be used on the event loop. `live` announces changes; `used` is when a viewer last asked."""
+    """To be used on the event loop. `live` announces changes; `used` is when a viewer last asked.
+
+    `events` are the newest that may be seen, newest first.
+    """
 
     def __init__(self, rights: ViewerPermission) -> None:
         self.rights = rights
@@ -75,10 +78,9 @@ class UserView:
         self.row_cache = RowCache()
         self.live = Publisher[ClusterSnapshot](_PACE_SECONDS)
         self._base: ClusterSnapshot | None = None
-        self._shown = ClusterSnapshot()
         self._seen = ClusterObservation(ClusterSnapshot())
         self._others: tuple[object, ...] = ()
-        self._events: tuple[KubeEvent, ...] = ()
+        self.events: tuple[KubeEvent, ...] = ()
         self._events_of: tuple[object, ...] = ()
         self._outlooks: dict[tuple[str, str], tuple[ViewReport | None, LayoutPreview]] = {}
 
@@ -92,8 +94,8 @@ class UserView:
         changed: Iterable[SeenNode] = seen.snapshot.nodes.values() if change is None else change.nodes
         shown = {each.name: self.rights.shown(each) for each in changed}
         gone = [name for name, each in shown.items() if each is None]
-        gone += [name for name in self._shown.nodes if name not in seen.snapshot.nodes]
-        after = self._shown.after(
+        gone += [name for name in self.snapshot.nodes if name not in seen.snapshot.nodes]
+        after = self.snapshot.after(
             (each for each in shown.values() if each is not None),
             seen.snapshot.taken,
             gone=gone,
@@ -102,17 +104,17 @@ class UserView:
         self._base, self._seen = seen.snapshot, seen
         if self._events_of != (seen.events, seen.namespaces):
             self._events_of = seen.events, seen.namespaces
-            self._events = self._shown_events(seen)
+            self.events = self._shown_events(seen)
         others = (self.pods, self.hidden_pods, self.events)
         if others != self._others:  # pages that show these have to look again
             after = replace(after, version=after.version + 1)
-        self._shown, self._others = after, others
+        self._others = others
         self.live.take(after, seen.trouble)
 
     @property
     def snapshot(self) -> ClusterSnapshot:
         """The visible nodes, as they are shown."""
-        return self._shown
+        return self.live.newest or ClusterSnapshot()
 
     @property
     def pods(self) -> tuple[FleetPod, ...]:
@@ -124,16 +126,11 @@ class UserView:
         """How many others wait, for viewers who may know that."""
         return 0 if self.rights.see_nothing else len(self._seen.pods) - len(self.pods)
 
-    @property
-    def events(self) -> tuple[KubeEvent, ...]:
-        """The newest events that may be seen, newest first."""
-        return self._events
-
     def fleet(self, fleet: Fleet) -> Fleet:
         """What claims have, as the viewer may know it."""
         if not self.rights.all_nodes:
-            nodes = tuple(each for each in fleet.nodes if each.name in self._shown.nodes)
-            pools = {name: each for name, each in fleet.pools.items() if name in self._shown.nodes}
+            nodes = tuple(each for each in fleet.nodes if each.name in self.snapshot.nodes)
+            pools = {name: each for name, each in fleet.pools.items() if name in self.snapshot.nodes}
             fleet = replace(fleet, nodes=nodes, pools=pools, whole=False)
         return redacted_fleet(fleet, self.rights.sight)
 
@@ -141,8 +138,10 @@ class UserView:
         """What nodes have for shares that are given by demand; `fleet` is what they offer to claims."""
         nodes: Mapping[str, FleetNode] = self._seen.nodes
         told: Mapping[str, ViewReport] = self._seen.told
-        shown = {name: each for name, each in nodes.items() if self.rights.all_nodes or name in self._shown.nodes}
-        known = {name: told[name].view for name, each in self._shown.nodes.items() if name in told and not each.trouble}
+        shown = {name: each for name, each in nodes.items() if self.rights.all_nodes or name in self.snapshot.nodes}
+        known = {
+            name: told[name].view for name, each in self.snapshot.nodes.items() if name in told and not each.trouble
+        }
         gates = replace(gate_fleet(known, shown, self.rights.sight), whole=self.rights.all_nodes)
         return giving(gates, fleet, backend)
 
@@ -150,7 +149,7 @@ class UserView:
         """How much the GPUs of that node are and were used, for viewers who may list nodes or see all names; empty if it is
         unreadable. Others would learn what went on before they came.
         """
-        seen = name in self._shown.nodes and (self.rights.all_nodes or self.rights.sight.everywhere)
+        seen = name in self.snapshot.nodes and (self.rights.all_nodes or self.rights.sight.everywhere)
         told = self._seen.told.get(name) if seen else None
         try:
             return NO_USE if told is None or not told.use else use_from_text(told.use)
@@ -159,7 +158,7 @@ class UserView:
 
     def layouts(self, name: str) -> NodeLayoutView | None:
         """The layouts of that node, and what they would do; None if the node is hidden."""
-        node = self._shown.nodes.get(name)
+        node = self.snapshot.nodes.get(name)
         if node is None:
             return None
         return NodeLayoutView(node, self._seen.told.get(name), self.rights.sight, self._seen.namespaces)
