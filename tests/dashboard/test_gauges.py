@@ -34,7 +34,7 @@ def sample(taken: float, memory: int | None = GIB, busy: float | None = None) ->
 
 
 def shown(*samples: GaugeSample) -> ElementTree.Element:
-    view = gauges_view(GPU, samples)
+    view = gauges_view(GPU, samples, EVERY_SECONDS, "")
     assert view is not None
     return parsed(str(view))
 
@@ -58,9 +58,10 @@ def test_a_clock_that_was_set_back_begins_anew() -> None:
 
 
 def test_what_cannot_be_measured_has_no_chart() -> None:
-    assert gauges_view(GPU, []) is None
-    assert gauges_view(GPU, [sample(1.0, None)]) is None
-    assert gauges_view(GPU, [GaugeSample(1.0, {"another": {"memoryUsedBytes": 1, "busy": 1.0}})]) is None
+    assert gauges_view(GPU, [], EVERY_SECONDS, "") is None
+    assert gauges_view(GPU, [sample(1.0, None)], EVERY_SECONDS, "") is None
+    another = GaugeSample(1.0, {"another": {"memoryUsedBytes": 1, "busy": 1.0}})
+    assert gauges_view(GPU, [another], EVERY_SECONDS, "") is None
     page = shown(sample(1.0, None, 0.25), sample(6.0, None, 0.75))
     assert tables(page) == {"Use since then": [["Busy", "75%", "25%", "50%", "75%"]]}
     (chart,) = page.iter("svg")

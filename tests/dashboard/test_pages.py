@@ -294,7 +294,7 @@ def test_the_use_of_a_gpu_over_days_is_drawn_where_it_was_written_down_and_nowhe
         gauges = dict.fromkeys(KEPT_GAUGES) | {"powerWatts": watts}
         return GaugeSample(now - ago * length, {uuid: gauges})
 
-    def page(use: UseRecord | None) -> ElementTree.Element:
+    def page(use: UseRecord) -> ElementTree.Element:
         seen = replace(snapshot_of(every_kind()), taken=now, use=use)
         return tree_of(page_of(f"/gpus/{uuid}", seen, hours=hours))
 
@@ -307,7 +307,6 @@ def test_the_use_of_a_gpu_over_days_is_drawn_where_it_was_written_down_and_nowhe
     assert starts == [250, 750], "of a thousand; between them nobody looked"
     assert "Nothing was recorded during this time" in text_of(page(UseRecord((of(1.5, 900.0),))))
     assert "is not recorded: the disk is full" in text_of(page(UseRecord((), "the disk is full")))
-    assert "is not recorded: this server has no file" in text_of(page(None))
 
 
 @pytest.mark.parametrize(

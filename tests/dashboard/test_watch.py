@@ -32,6 +32,7 @@ class Machine:
         self.looks = 0
         self.opened = 0
         self.version = 1
+        self.folder = folder
         self._places = StateFolder(folder)
         self._look = look
 
@@ -59,7 +60,7 @@ def no_gauges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watching(machine: Machine, work: Callable[[MachinePublisher], Any], use: UseFile | None = None) -> None:
     async def run() -> None:
-        found = MachinePublisher(machine.open, use)
+        found = MachinePublisher(machine.open, use or UseFile(machine.folder / "use"))
         found.start()
         try:
             await work(found)
@@ -188,7 +189,7 @@ def test_a_look_that_hangs_holds_up_the_first_who_asks_only(tmp_path: Path, monk
 
 def test_the_end_ends_every_stream_of_news(tmp_path: Path) -> None:
     async def run() -> None:
-        found = MachinePublisher(Machine(tmp_path).open)
+        found = MachinePublisher(Machine(tmp_path).open, UseFile(tmp_path / "use"))
         found.start()
         streams = [asyncio.create_task(news_until(found, lambda news: False)) for _ in range(3)]
         await found.fresh()

@@ -63,7 +63,7 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
         lambda: open_host(settings, reading=True),
         events,
         MpsDaemonManager(places, child_environment(settings)).view_as_said,
-        partial(open_host, settings, actor=Actor("dashboard", user_name())) if act else None,
         UseFile(token_path().with_name("gpu-use")),
+        partial(open_host, settings, actor=Actor("dashboard", user_name())) if act else None,
     )
     serve_dashboard(port, token, served, ready)

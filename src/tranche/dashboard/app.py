@@ -102,8 +102,8 @@ def _has(events: Sequence[Document], event: Document) -> bool:
 class MachineContext:
     """What the dashboard shows: the machine's name and files, how to open it, and how to read its events.
 
-    `as_said` asks the MPS daemons of a view. `open_to_act` opens the machine for changes; None where pages only show. `use` is
-    the file that records the use of its GPUs, if any.
+    `as_said` asks the MPS daemons of a view. `use` is the file that records the use of its GPUs. `open_to_act` opens the machine
+    for changes; None where pages only show.
     """
 
     machine: str
@@ -111,8 +111,8 @@ class MachineContext:
     open_host: OpenHost
     read_events: ReadEvents
     as_said: AsSaid
+    use: UseFile
     open_to_act: OpenHost | None = None
-    use: UseFile | None = None
 
 
 class MachineRequestHandler(GatedRequestHandler):

@@ -24,7 +24,6 @@ LINE_SECONDS = 300.0
 """The time that one line covers."""
 KEPT_DAYS = 7
 _WIDTH, _HEIGHT = 1000, 60
-_WHILE_OPEN = "This server reads the gauges while a page is open, and keeps the readings for an hour."
 Measured = Sequence[tuple[float, float]]
 """Moments in seconds since the epoch, each with a value."""
 
@@ -33,8 +32,12 @@ Measured = Sequence[tuple[float, float]]
 class UseRecord:
     """What was recorded on earlier days, oldest first; `trouble` says why nothing is recorded now."""
 
-    samples: tuple[GaugeSample, ...]
+    samples: tuple[GaugeSample, ...] = ()
     trouble: str = ""
+
+
+NO_RECORD = UseRecord()
+"""Nothing was recorded."""
 
 
 def with_sample(kept: tuple[GaugeSample, ...], taken: float, readings: Iterable[Document]) -> tuple[GaugeSample, ...]:
@@ -64,8 +67,8 @@ class _Gauge:
 def gauges_view(
     gpu: Document,
     samples: Sequence[GaugeSample],
-    every: float = EVERY_SECONDS,
-    note: str = _WHILE_OPEN,
+    every: float,
+    note: str,
     window: tuple[float, float] | None = None,
 ) -> Element | None:
     """Charts of what can be measured of the GPU; None where nothing was.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tranche.dashboard.events_page import MOST, event_table
 from tranche.dashboard.fleet_page import gpu_bar, key
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.gauges_view import KEPT_DAYS, LINE_SECONDS, LOOK_SECONDS, UseRecord, gauges_view
+from tranche.dashboard.gauges_view import KEPT_DAYS, LINE_SECONDS, LOOK_SECONDS, NO_RECORD, UseRecord, gauges_view
 from tranche.dashboard.history_view import HOURS, StateHistory, history_view, hours_choice
 from tranche.dashboard.parts import TableOrder, code, figures, maker, measured, memory, notes, share_and_user, table
 from tranche.documents.blocks import BlockStatus, Document, blocks_of
@@ -39,7 +39,7 @@ def gpu_page(
     now: float,
     hours: int = HOURS[0],
     samples: Sequence[GaugeSample] = (),
-    use: UseRecord | None = None,
+    use: UseRecord = NO_RECORD,
     plans: Sequence[Document] = (),
     past: Element | None = None,
     order: TableOrder = _NO_ORDER,
@@ -111,17 +111,16 @@ def _past(
 
 
 def _use_of(
-    gpu: Document, samples: Sequence[GaugeSample], use: UseRecord | None, now: float, hours: int
+    gpu: Document, samples: Sequence[GaugeSample], use: UseRecord, now: float, hours: int
 ) -> tuple[Element | None, ...]:
     """The charts of the last hour, of what this server has read, or of more hours, of what was written down."""
     if hours == HOURS[0]:
-        return (gauges_view(gpu, samples) if use is None else gauges_view(gpu, samples, LOOK_SECONDS, _LATELY),)
+        return (gauges_view(gpu, samples, LOOK_SECONDS, _LATELY),)
     since = now - hours * 3600
-    written = [] if use is None else [each for each in use.samples if since <= each.taken <= now]
+    written = [each for each in use.samples if since <= each.taken <= now]
     charts = gauges_view(gpu, written, LINE_SECONDS, _OVER_DAYS, (since, now))
-    if use is None or use.trouble:
-        said = f"GPU use is not recorded: {use.trouble if use else 'this server has no file for it'}."
-        return charts, element("p", said, class_="note")
+    if use.trouble:
+        return charts, element("p", f"GPU use is not recorded: {use.trouble}.", class_="note")
     return (charts or element("p", f"Nothing was recorded during this time. {_OVER_DAYS}", class_="muted"),)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
-from tranche.dashboard.gauges_view import UseRecord
+from tranche.dashboard.gauges_view import NO_RECORD, UseRecord
 from tranche.documents.blocks import Document
 from tranche.documents.gauge_samples import GaugeSample
 from tranche.documents.history import seconds_of
@@ -26,8 +26,7 @@ class MachineSnapshot:
 
     `version` grows when something that pages show has changed. `overview` is the document that `tranche top -o json` prints.
     `readings` are what the hardware says of its use. `newest_event` is None where there is none. `notes` say what the picture
-    does not show. `plans` are those that run now. `samples` are earlier readings; alone they are no change. Neither is `use`,
-    which is None where it is not recorded.
+    does not show. `plans` are those that run now. `samples` are earlier readings; alone they are no change. Neither is `use`.
     """
 
     version: int
@@ -41,7 +40,7 @@ class MachineSnapshot:
     notes: tuple[str, ...] = ()
     plans: tuple[Document, ...] = ()
     samples: tuple[GaugeSample, ...] = ()
-    use: UseRecord | None = None
+    use: UseRecord = NO_RECORD
 
     def shows_the_same(self, other: MachineSnapshot) -> bool:
         """Whether a page of the other snapshot would look the same."""

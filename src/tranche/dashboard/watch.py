@@ -150,8 +150,8 @@ def plans_of(host: Host) -> tuple[Document, ...]:
 class Watch:
     """Calls `report` on the watching thread."""
 
-    def __init__(self, open_host: OpenHost, report: Report, use: UseFile | None = None) -> None:
-        """With a file for the use of the GPUs, it also looks now and then while no page is open."""
+    def __init__(self, open_host: OpenHost, report: Report, use: UseFile) -> None:
+        """It also looks now and then while no page is open, to record the use of the GPUs."""
         self._open_host = open_host
         self._use = use
         self._report = report
@@ -224,8 +224,8 @@ class Watch:
         """Return when someone wants to know something, or the use of the GPUs is due to be written; False at the end."""
         with self._changed:
             while not (self._ended or self._watchers or self._asked != self._answered):
-                left = None if self._use is None else looked + LOOK_SECONDS - time.monotonic()
-                if left is not None and left <= 0:
+                left = looked + LOOK_SECONDS - time.monotonic()
+                if left <= 0:
                     break
                 self._changed.wait(left)
             return not self._ended
@@ -243,8 +243,7 @@ class Watch:
         newest = host.events(last=1)
         readings = tuple(reading_document(each) for each in gauges.read(view.node))
         last = self._last
-        if self._use is not None:
-            self._use.take(now, readings)
+        self._use.take(now, readings)
         seen = MachineSnapshot(
             1,
             now,
@@ -257,7 +256,7 @@ class Watch:
             tuple(notes),
             plans_of(host),
             with_sample(() if last is None else last.samples, now, readings),
-            None if self._use is None else UseRecord(self._use.samples, self._use.trouble),
+            UseRecord(self._use.samples, self._use.trouble),
         )
         if last is not None:
             seen = replace(seen, version=last.version + (not seen.shows_the_same(last)))
@@ -270,7 +269,7 @@ class MachinePublisher(Publisher[MachineSnapshot]):
 
     _loop: asyncio.AbstractEventLoop
 
-    def __init__(self, open_host: OpenHost, use: UseFile | None = None) -> None:
+    def __init__(self, open_host: OpenHost, use: UseFile) -> None:
         super().__init__()
         self._watch = Watch(open_host, self._from_thread, use)
         self._answered = 0
