@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -57,6 +57,9 @@ class GpuProcess(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid})" if self.name else f"pid {self.pid}"
+
+
+ProcessFilter = Callable[[tuple[GpuProcess, ...]], tuple[GpuProcess, ...]]
 
 
 class ComputeInstance(NamedTuple):
@@ -118,6 +121,13 @@ class GpuInstance(NamedTuple):
     def has_processes(self) -> bool:
         """Whether the instance has any process."""
         return bool(self.stray_processes) or any(ci.processes for ci in self.compute_instances)
+
+    def with_processes(self, of: ProcessFilter) -> GpuInstance:
+        """The instance with what `of` makes of its processes."""
+        if not self.has_processes:
+            return self
+        inside = tuple(each._replace(processes=of(each.processes)) for each in self.compute_instances)
+        return self._replace(compute_instances=inside, stray_processes=of(self.stray_processes))
 
     @property
     def slices(self) -> tuple[ProfileName, ...]:
@@ -270,6 +280,11 @@ class GpuState:
         """The instance with exactly that placement and profile."""
         instance = self.instance_at(slot.placement)
         return instance if instance is not None and instance.profile == slot.profile else None
+
+    def with_processes(self, of: ProcessFilter) -> GpuState:
+        """The GPU with what `of` makes of the processes on it and in its instances."""
+        instances = tuple(each.with_processes(of) for each in self.instances)
+        return replace(self, processes=of(self.processes), instances=instances)
 
     def daemon_of(self, slot: InstanceKey | None) -> MpsDaemon | None:
         """The MPS daemon of the instance in that slot, or of the GPU itself without a slot."""

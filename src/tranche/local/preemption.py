@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from tranche.core.allocation import Allocation, FractionalShare, NodeView
+from tranche.core.allocation import Allocation, NodeView
 from tranche.core.keeper import ProcessKeeper
-from tranche.local.time_limit import processes_of
+from tranche.local.time_limit import own_processes
+from tranche.node.claims import processes_of
 from tranche.node.host import Host
 from tranche.node.processes.processes import ancestors_of
 from tranche.node.state.session import boot_clock
@@ -57,19 +58,6 @@ def _beside_strangers(host: Host, view: NodeView) -> frozenset[str]:
 
 
 def _has_stranger(host: Host, view: NodeView, allocation: Allocation) -> bool:
-    there = set(_on_devices(view, allocation))
-    own = set(processes_of(host, allocation)) if there else set[int]()
+    there = {each.pid for each in processes_of(allocation.grants, view)}
+    own = set(own_processes(host, allocation)) if there else set[int]()
     return any(not own.intersection(ancestors_of(pid)) for pid in there - own)
-
-
-def _on_devices(view: NodeView, allocation: Allocation) -> Iterator[int]:
-    """The processes on the devices that the allocation has for itself."""
-    for grant in allocation.grants:
-        gpu = next((each for each in view.node if each.uuid == grant.gpu_uuid), None)
-        if gpu is None or isinstance(grant, FractionalShare):
-            continue
-        if grant.slot is None:
-            yield from (each.pid for each in gpu.all_processes)
-        elif (instance := gpu.instance_in(grant.slot.place)) is not None:
-            inside = (each for device in instance.compute_instances for each in device.processes)
-            yield from (each.pid for each in (*inside, *instance.stray_processes))

@@ -198,7 +198,7 @@ class TimeLimit:
             found = self._as_registered()
         except TrancheError:
             found = None
-        pids = [] if found is None else processes_of(self._host, found)
+        pids = [] if found is None else own_processes(self._host, found)
         return [pid for pid in pids if pid not in (os.getpid(), self._workload.pid)]
 
     def ended_hold(self) -> bool:
@@ -217,7 +217,7 @@ class TimeLimit:
         return True
 
 
-def processes_of(host: Host, allocation: Allocation) -> list[int]:
+def own_processes(host: Host, allocation: Allocation) -> list[int]:
     """The command, what has its lock, and what has the share's variables."""
     keeper, lock = allocation.keeper, host.places.allocation(allocation.id)
     if not isinstance(keeper, ProcessKeeper):
@@ -232,7 +232,7 @@ def processes_of(host: Host, allocation: Allocation) -> list[int]:
 
 def _on_gpus(host: Host, allocation: Allocation) -> bool:
     """Whether a process of the share is on one of its GPUs, or a GPU does not tell."""
-    pids = set(processes_of(host, allocation))
+    pids = set(own_processes(host, allocation))
     try:
         gpus = [host.observe_gpu(each.gpu_uuid) for each in allocation.grants]
     except TrancheError:

@@ -15,7 +15,6 @@ from tranche.core.keeper import NOT_KNOWN_YET, ProcessKeeper
 from tranche.core.state import GpuProcess, GpuState, InstanceKey
 from tranche.dashboard.cluster.snapshot import HIDDEN, NameVisibility, namespace_of
 from tranche.documents.blocks import Document
-from tranche.kubernetes.telling.told_view import instance_with_processes
 
 _PROCESS = "a process"
 _WITHHELD = "withheld (reason not shown)"
@@ -151,7 +150,7 @@ def _nameless_holder(allocation: Allocation) -> Allocation:
 def _nameless_gpu(gpu: GpuState, known: set[tuple[str, InstanceKey | None]]) -> GpuState:
     whole = gpu.processes if (gpu.uuid, None) in known else _nameless_processes(gpu.processes)
     instances = tuple(
-        each if (gpu.uuid, gpu.key(each)) in known else instance_with_processes(each, _nameless_processes)
+        each if (gpu.uuid, gpu.key(each)) in known else each.with_processes(_nameless_processes)
         for each in gpu.instances
     )
     return replace(gpu, processes=whole, instances=instances)

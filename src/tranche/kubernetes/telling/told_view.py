@@ -7,7 +7,7 @@ agents of a cluster mostly say the same of layouts, so a reader of a thousand re
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,7 @@ from tranche.core.errors import LayoutInvalid, TrancheError, UsageError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.layout_format import layouts_to_data, parse_layouts
 from tranche.core.printable import shortened
-from tranche.core.state import GpuInstance, GpuProcess, GpuState, NodeState
+from tranche.core.state import GpuProcess, GpuState, NodeState
 from tranche.kubernetes.api.object_client import Lease
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
@@ -132,8 +132,6 @@ _LONGEST_NAME = 200
 _LONGEST_REASON = 300
 _LONGEST_NUMBER = 18
 
-_Shown = Callable[[tuple[GpuProcess, ...]], tuple[GpuProcess, ...]]
-
 
 @dataclass(frozen=True, slots=True)
 class ShareOffer:
@@ -196,7 +194,7 @@ def steady(view: NodeView) -> NodeView:
 
 def bare(view: NodeView) -> NodeView:
     """The view with no more than a controller needs: no amounts of memory, one process for each device, no names of its owner."""
-    gpus = tuple(_without_amounts(_with_processes(gpu, _first)) for gpu in view.node)
+    gpus = tuple(_without_amounts(gpu.with_processes(_first)) for gpu in view.node)
     return replace(
         view, node=replace(view.node, gpus=gpus), allocations=tuple(_anonymous(each) for each in view.allocations)
     )
@@ -210,7 +208,7 @@ def told_to_lease(said: ViewReport, owner: tuple[str, str]) -> Lease:
     most = MOST_BYTES - len(annotations.get(_OFFER, ""))
     text = _view_text(view, most)
     if text is None:
-        few = replace(view, node=replace(view.node, gpus=tuple(_with_processes(gpu, _first) for gpu in view.node)))
+        few = replace(view, node=replace(view.node, gpus=tuple(gpu.with_processes(_first) for gpu in view.node)))
         text, annotations[_SHORT] = _view_text(few, most), "true"
     if text is None:
         raise UsageError(f"the report of node {said.node} is larger than a lease can hold ({most:,} bytes)")
@@ -324,18 +322,7 @@ def _anonymous(allocation: Allocation) -> Allocation:
 
 
 def _without_amounts(gpu: GpuState) -> GpuState:
-    return replace(_with_processes(gpu, _without_memory), memory_free=0)
-
-
-def _with_processes(gpu: GpuState, shown: _Shown) -> GpuState:
-    instances = tuple(instance_with_processes(each, shown) for each in gpu.instances)
-    return replace(gpu, processes=shown(gpu.processes), instances=instances)
-
-
-def instance_with_processes(instance: GpuInstance, shown: _Shown) -> GpuInstance:
-    """The instance with what is to be shown of its processes."""
-    pieces = tuple(each._replace(processes=shown(each.processes)) for each in instance.compute_instances)
-    return instance._replace(compute_instances=pieces, stray_processes=shown(instance.stray_processes))
+    return replace(gpu.with_processes(_without_memory), memory_free=0)
 
 
 def _without_memory(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:

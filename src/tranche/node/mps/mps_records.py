@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,6 @@ from tranche.core.profile import parse_profile
 from tranche.core.state import (
     ComputeMode,
     DaemonState,
-    GpuInstance,
     GpuProcess,
     GpuState,
     InstanceKey,
@@ -387,19 +386,7 @@ def with_daemons_of(gpu: GpuState, found: DaemonRecordList) -> GpuState:
     def users(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:
         return tuple(each for each in processes if not _is_server(each, pids, orphaned))
 
-    return replace(
-        gpu,
-        daemons=tuple(record.seen for record in ours),
-        processes=users(gpu.processes),
-        instances=tuple(_used_by(instance, users) for instance in gpu.instances),
-    )
-
-
-def _used_by(instance: GpuInstance, users: Callable[[tuple[GpuProcess, ...]], tuple[GpuProcess, ...]]) -> GpuInstance:
-    if not instance.has_processes:
-        return instance
-    inside = tuple(each._replace(processes=users(each.processes)) for each in instance.compute_instances)
-    return instance._replace(compute_instances=inside, stray_processes=users(instance.stray_processes))
+    return replace(gpu.with_processes(users), daemons=tuple(record.seen for record in ours))
 
 
 def _is_server(process: GpuProcess, daemons: set[int], orphaned: bool) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request
-from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey
+from tranche.core.state import GpuState, InstanceKey
 from tranche.planning.decide.allocate import Granted
 from tranche.planning.steps.plan import apply
 
@@ -31,19 +31,6 @@ def with_granted(view: NodeView, request: Request, granted: Granted) -> NodeView
 
 
 def _ended(gpu: GpuState, slots: Collection[InstanceKey], whole: bool, process_ids: Collection[int]) -> GpuState:
-    return replace(
-        gpu,
-        instances=tuple(_emptied(each, gpu.key(each) in slots, process_ids) for each in gpu.instances),
-        processes=() if whole else tuple(p for p in gpu.processes if p.pid not in process_ids),
-    )
-
-
-def _emptied(instance: GpuInstance, entirely: bool, process_ids: Collection[int]) -> GpuInstance:
-    def left(device: ComputeInstance) -> ComputeInstance:
-        kept = () if entirely else tuple(p for p in device.processes if p.pid not in process_ids)
-        return device._replace(processes=kept)
-
-    return instance._replace(
-        compute_instances=tuple(map(left, instance.compute_instances)),
-        stray_processes=() if entirely else tuple(p for p in instance.stray_processes if p.pid not in process_ids),
-    )
+    kept = tuple(each.with_processes(lambda _: ()) if gpu.key(each) in slots else each for each in gpu.instances)
+    left = replace(gpu, instances=kept, processes=() if whole else gpu.processes)
+    return left.with_processes(lambda found: tuple(each for each in found if each.pid not in process_ids))
