@@ -228,9 +228,13 @@ def test_wait_ends_as_the_job_does(api: ServedApi) -> None:
     assert "job 'train' not found" in tranche(api, "job", "wait", "train", code=42).stderr
     api.change(lambda server: put_job(server, status={"ready": 1}))
     assert "is running" in tranche(api, "job", "wait", "train", "--for", "running").stderr
-    assert "is still Running after 0.01 s" in tranche(api, "job", "wait", "train", "--timeout", "10ms", code=70).stderr
+    assert (
+        "is still Running at the timeout" in tranche(api, "job", "wait", "train", "--timeout", "10ms", code=70).stderr
+    )
     api.change(lambda server: put_job(server, status=ended("Failed")))
     assert "has failed: because" in tranche(api, "job", "wait", "train", code=48).stderr
+    both = tranche(api, "job", "wait", "other", "train", code=42).stderr
+    assert ("job 'other' not found" in both, "has failed: because" in both) == (True, True)
     api.change(lambda server: put_job(server, status=ended("Complete")))
     tranche(api, "job", "wait", "train")
 

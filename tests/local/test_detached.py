@@ -146,7 +146,10 @@ def test_no_other_user_can_read_what_is_kept(detaching: Detaching) -> None:
     [
         ("--gpus 9 -- true", TooManyGpus.exit_code),
         ("--gpus 1 -- no-such-command", CommandNotFound.exit_code),
-        ("--gpus 1 --name a/b -- true", UsageError.exit_code),
+        *(
+            (f"--gpus 1 --name {name} -- true", UsageError.exit_code)
+            for name in ("a/b", "..", ".a", "''", "-a", "a" * 64)
+        ),
     ],
 )
 def test_a_request_that_is_refused_is_an_error_and_no_run(detaching: Detaching, options: str, code: int) -> None:
@@ -170,6 +173,24 @@ def test_a_name_is_for_one_run(detaching: Detaching) -> None:
     detaching.detach("exit 3")
     assert detaching.tranche("job wait exp7")[0] == 3
     assert detaching.tranche("run --name exp7 --gpus 1 -- true")[0] == UsageError.exit_code
+
+
+def test_wait_waits_for_all_runs_and_gives_the_first_code_that_is_not_0(detaching: Detaching) -> None:
+    """Names of a sweep have the values that it tries."""
+    go_on = detaching.machine.folder / "go-on"
+    until = f"until [ -e {go_on} ]; do sleep 0.05; done"
+    detaching.detach("true", name="0")
+    assert detaching.tranche("job wait 0")[0] == 0
+    for name, script in (("lr_0.1", f"{until}; exit 3"), ("lr_1e-3.A", f"{until}; exit 4")):
+        detaching.detach(script, name=name)
+    code, said = detaching.tranche("job wait 0 lr_0.1 lr_1e-3.A --timeout 1s")
+    assert (code, said.count("at the timeout")) == (WaitTimeout.exit_code, 2), said
+    assert detaching.tranche("job wait lr_0.1 lr_1e-3.A --for running")[0] == 0
+    go_on.touch()
+    code, said = detaching.tranche("job wait 0 lr_1e-3.A none lr_0.1")
+    assert (code, "no detached run named none" in said, "lr_0.1 has ended with exit code 3" in said) == (4, True, True)
+    assert detaching.tranche("job logs lr_0.1")[0] == 0
+    assert detaching.tranche("job delete 0 lr_0.1 lr_1e-3.A")[0] == 0
 
 
 def test_a_run_waits_in_the_queue_and_its_log_says_why(detaching: Detaching) -> None:

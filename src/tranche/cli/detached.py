@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import sys
@@ -28,7 +29,7 @@ from tranche.core.errors import (
 )
 from tranche.core.request import parse_request
 from tranche.documents import describe
-from tranche.kubernetes.jobs.manifest import checked_name, name_from
+from tranche.kubernetes.jobs.manifest import name_from
 from tranche.local.background import empty, open_files, pass_signals_to
 from tranche.local.child import Launch, command_text
 from tranche.local.jobs import JobLaunch, JobStore, MachineJob, job_document, open_jobs
@@ -43,6 +44,8 @@ _NOT_OF_THE_REQUEST = frozenset({"wait", "timeout", "adopt_foreign", "record", "
 _GRACE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _ROOM_SECONDS = 5.0
+_LONGEST_NAME = 63
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}", re.ASCII)
 
 
 def run_detached(
@@ -59,7 +62,7 @@ def run_detached(
     `run` is what `tranche run` does with these options. A run that is over can start `again`; it stays as it was if that fails.
     """
     request = parse_request(**{each: value for each, value in options.items() if each not in _NOT_OF_THE_REQUEST})
-    name = name_from(command_line, secrets.token_hex(2)) if name is None else checked_name(name)
+    name = name_from(command_line, secrets.token_hex(2)) if name is None else _checked(name)
     inherited = open_files()
     store = open_jobs(os.environ, create=True) if again is None else again[0].reopened()
     assert store is not None
@@ -114,6 +117,16 @@ def restart(settings: Settings, names: Sequence[str], run: Callable[..., int], *
             return code  # this is the run, which has ended
         first = first or code
     return first
+
+
+def _checked(name: str) -> str:
+    """The name, if a folder of that name is plain to read and type; UsageError otherwise."""
+    if _NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"'{name}' is not a valid name of a detached run",
+            hint=f"use at most {_LONGEST_NAME} letters, digits, '.', '_' and '-', and begin with a letter or digit",
+        )
+    return name
 
 
 def _folder() -> str:
@@ -263,9 +276,8 @@ def print_log(store: JobStore, job: MachineJob, *, follow: bool, tail: int | Non
             pause(_POLL_SECONDS)
 
 
-def wait_for(store: JobStore, job: MachineJob, state: str, timeout: float | None) -> int:
+def wait_for(store: JobStore, job: MachineJob, state: str, deadline: float | None) -> int:
     """Wait until a run has ended, or runs; returns its exit code. JobFailed if that cannot be known, WaitTimeout."""
-    deadline = None if timeout is None else time.monotonic() + timeout
     while True:
         now = store.find(job.name)
         if now is None or now.status == "lost":
@@ -280,7 +292,7 @@ def wait_for(store: JobStore, job: MachineJob, state: str, timeout: float | None
             say(f"job {job.name} is running")
             return 0
         if deadline is not None and time.monotonic() >= deadline:
-            raise WaitTimeout(f"job {job.name} is still {now.status} after {timeout:g} s", hint="see: tranche ps")
+            raise WaitTimeout(f"job {job.name} is still {now.status} at the timeout", hint="see: tranche ps")
         time.sleep(_POLL_SECONDS)
 
 

@@ -9,6 +9,7 @@ import asyncio
 import os
 import shutil
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -361,7 +362,7 @@ def _hand_to_kubectl(
 
 
 @command.command()
-@click.argument("name")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @target_options
 @click.option(
     "--for",
@@ -372,21 +373,38 @@ def _hand_to_kubectl(
     help="Wait until all pods have succeeded, or until one pod is running.",
 )
 @click.option("--timeout", metavar="TIME", type=DurationType(), help=TIMEOUT_HELP)
-def wait(name: str, namespace: str | None, kubeconfig: str | None, state: str, timeout: float | None) -> None:
-    """Wait until a job has completed or is running.
+def wait(
+    names: tuple[str, ...], namespace: str | None, kubeconfig: str | None, state: str, timeout: float | None
+) -> None:
+    """Wait until all of these jobs have completed or are running.
 
-    The exit code is 48 if the job fails or is deleted, and 70 after the timeout. For a finished detached run, it is the
-    command's exit code.
+    The exit code is 48 if a job fails or is deleted, and 70 after the timeout. For a finished detached run, it is the
+    command's exit code. With several jobs, it is the first that is not 0, in the order of the names.
     """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    first = 0
+    for name in dict.fromkeys(names):
+        try:
+            code = _wait_for(name, namespace, kubeconfig, state, deadline)
+        except TrancheError as error:
+            fail(error.message, error.hint)
+            code = error.exit_code
+        first = first or code
+    sys.exit(first)
+
+
+def _wait_for(name: str, namespace: str | None, kubeconfig: str | None, state: str, deadline: float | None) -> int:
+    """Wait until a job has completed or runs; returns the exit code. JobFailed, or WaitTimeout at the deadline."""
     if (found := _own_job(name, namespace, kubeconfig)) is not None:
         from tranche.cli import detached
 
-        sys.exit(detached.wait_for(*found, state, timeout))
+        return detached.wait_for(*found, state, deadline)
 
     async def ask(client: JobClient, where: str) -> str:
         seen = await client.job(where, name)  # says at once when there is none, or the person may not look
+        left = None if deadline is None else deadline - time.monotonic()
         try:
-            async with asyncio.timeout(timeout), aclosing(client.watch_job(where, name)) as changes:
+            async with asyncio.timeout(left), aclosing(client.watch_job(where, name)) as changes:
                 async for job in changes:
                     if job is None:
                         raise JobFailed(f"job {seen} was deleted", hint="list jobs with: tranche job list")
@@ -395,12 +413,13 @@ def wait(name: str, namespace: str | None, kubeconfig: str | None, state: str, t
                         return word
         except TimeoutError as error:
             raise WaitTimeout(
-                f"job {seen} is still {seen.status} after {timeout:g} s",
+                f"job {seen} is still {seen.status} at the timeout",
                 hint=f"see why with: tranche job describe {name} -n {where}",
             ) from error
         raise AssertionError("a watch lasts until it is closed")
 
     say(_asked(kubeconfig, namespace, ask))
+    return 0
 
 
 def _reached(job: KubeJob, state: str) -> str:
