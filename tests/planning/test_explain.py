@@ -222,6 +222,25 @@ def test_a_request_behind_others_is_told_whom_it_waits_for() -> None:
     assert explanation.remedies[0].text == "wait until earlier requests have started: w-1"
 
 
+def test_a_request_behind_others_on_a_full_machine_is_also_told_who_holds_it() -> None:
+    view = owned_view(gpu_on(A100, instances=[slice_at("7g.40gb", 0)]), "a-1")
+    waiters = [WaitingRequest(name, parse_request(mig_profile="7g.40gb")) for name in ("w-1", "w-2")]
+    waits = explain(view, parse_request(mig_profile="1g.5gb"), waiters).remedies
+    assert [(each.text, each.allocation_ids) for each in waits] == [
+        ("wait until earlier requests have started: w-1; without these, wait for a-1 to end", ("a-1",))
+    ]
+
+
+@given(st.data())
+def test_who_would_have_to_end_without_the_requests_ahead_would_make_room(data: st.DataObject) -> None:
+    view = data.draw(node_views(max_gpus=2) | sharing_views(max_gpus=2))
+    first, request = (data.draw(requests_for(view)) for _ in range(2))
+    for remedy in explain(view, request, [WaitingRequest("w-1", first)]).remedies:
+        if remedy.kind is RemedyKind.WAIT and "without these" in remedy.text:
+            ended = without(view, remedy.allocation_ids, remedy.process_ids)
+            assert isinstance(decide(ended, request), Granted)
+
+
 def test_too_much_memory_names_products_that_have_it() -> None:
     explanation = explain(view_of(gpu_on(A100)), parse_request(gpu_memory="100Gi"))
     assert explanation.impossible is not None

@@ -248,13 +248,16 @@ def _weaker_isolation(question: _Question) -> Iterator[Remedy]:
 
 
 def _waits(question: _Question) -> Iterator[Remedy]:
+    ahead = "wait until earlier requests have started: " + ", ".join(dict.fromkeys(question.reserved.values()))
     if question.reserved and question.granted(skip_queue=True) is not None:
-        ahead = ", ".join(dict.fromkeys(question.reserved.values()))
-        yield Remedy(RemedyKind.WAIT, f"wait until earlier requests have started: {ahead}")
+        yield Remedy(RemedyKind.WAIT, ahead)
         return
     holders = _fewest_holders(question)
     if holders is not None:
         yield Remedy(RemedyKind.WAIT, _wait_text(question.near, holders), None, *holders.named)
+    elif question.reserved and (alone := _fewest_holders(replace(question, reserved={}))) is not None:
+        text = f"{ahead}; without these, {_wait_text(question.near, alone)}"
+        yield Remedy(RemedyKind.WAIT, text, None, *alone.named)
     elif found := question.granted(replace(question.view, reservations=())):
         gpus = {each.gpu_uuid for each in found.grants}
         last = max(
