@@ -61,7 +61,9 @@ def test_a_slice_that_vanished_under_its_allocation_is_missing(two_a100: TestMac
     two_a100.hold("--mig-profile", "1g.5gb")
     two_a100.machine.reboot()
     gpu = two_a100.json("gpus")["gpus"][0]
-    assert [(each["state"], each["gpuInstanceId"]) for each in gpu["slices"]] == [("missing", None)]
+    assert [(each["state"], each["gpuInstanceId"], each["owned"]) for each in gpu["slices"]] == [
+        ("missing", None, True)
+    ]
     assert "instance missing" in two_a100.tranche("ps").stdout
 
 

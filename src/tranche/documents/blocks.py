@@ -208,7 +208,7 @@ def _device(
     `vacancy` says whether a request could get it, or the rest of it.
     """
     where = name if placed is None else f"{name} at {placed['placement']['start']}:{placed['placement']['size']}"
-    foreign = placed is not None and placed["owned"] is False and look is not BlockStatus.MISSING
+    foreign = placed is not None and placed["owned"] is False
     made = ", not made by Tranche" if foreign else ""
     parts = _parts(device, known, gpu_uuid, placed)
     total = device["memoryBytes"]

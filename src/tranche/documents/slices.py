@@ -90,7 +90,7 @@ class SliceRow(NamedTuple):
 
     `state` is `held` (an allocation has it), `preparing` (promised, its plan runs), `missing` (an allocation has it, but no
     instance is there), `in use` (a process outside Tranche runs in it) or `idle`. `owned` means that Tranche made it, or is about
-    to. `shared` says how, if several may hold parts of it.
+    to, or that it is gone. `shared` says how, if several may hold parts of it.
     """
 
     key: InstanceKey
@@ -120,7 +120,7 @@ def slices_on(view: NodeView, gpu: GpuState) -> tuple[SliceRow, ...]:
         instance, account = present.get(key), here.shared.get(key)
         shared = None if account is None else shared_device(gpu, key, account)
         state = _promised_state(holders, hidden=view.node.scope is DeviceVisibility.PARTS, exists=instance is not None)
-        ours = key in view.owned or (instance is None and state == "preparing")
+        ours = instance is None or key in view.owned
         found.append(SliceRow(key, state, ours, instance, holders, shared))
     for state, instances in (("in use", here.in_use), ("idle", here.idle)):
         found += [SliceRow(gpu.key(each), state, gpu.key(each) in view.owned, each) for each in instances]
