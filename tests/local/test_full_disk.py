@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from tests.local.test_preemption import HUMBLE, WHOLE, events, started, until_third
 from tests.machines import TestMachine, machine_in, needs_root, wait_until
+from tranche.core.errors import WaitTimeout
 
 FULL = "waiting: the ledger"
 
@@ -50,6 +52,23 @@ def test_requests_and_preempted_commands_wait_for_room(tmp_path: Path) -> None:
         fill.unlink()
         assert other.wait(60) == 0
         wait_until(partial(started, tmp_path, 2), run)
+
+
+@needs_root
+def test_a_request_that_gives_up_while_the_disk_is_full_says_so(tmp_path: Path) -> None:
+    with machine_in(tmp_path, "A100-40GB") as machine, small_disk(machine) as fill:
+        holder = machine.hold("--gpus", "1")
+        late = machine.start("run", "--gpus", "1", "--timeout", "5s", "--", "true")
+        stopped = machine.start("run", "--gpus", "1", "--", "true")
+        wait_until(lambda: len(machine.json("ps")["waiters"]) == 2)
+        with fill.open("wb", buffering=0) as file:
+            while _has_room(file.write):
+                pass
+        stopped.terminate()
+        assert (late.wait(60), stopped.wait(60)) == (WaitTimeout.exit_code, 128 + signal.SIGTERM)
+        fill.unlink()
+        wait_until(lambda: machine.json("ps")["waiters"] == [])
+        holder.process.terminate()
 
 
 def _has_room(write: Callable[[bytes], int | None]) -> bool:

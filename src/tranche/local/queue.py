@@ -235,12 +235,13 @@ class Queue:
     def _leave(self, ticket: QueuePlace, seconds: float | None) -> bool:
         """Give the place up; False if the request was cancelled.
 
-        If another process writes all that time, the next command drops the place, because nothing holds its lock any more.
+        If another process writes all that time, or the disk is full, a later command drops the place, because nothing holds its
+        lock any more.
         """
         try:
             with self._host.ledger.waiting(seconds):
                 return self._host.leave(ticket)
-        except WaitTimeout:
+        except (WaitTimeout, LedgerUnavailable):
             ticket.lock.release()
             return True
 
