@@ -7,9 +7,10 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from tranche.core.allocation import HELD, Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, LedgerUnavailable, PermissionDenied, UsageError
@@ -19,8 +20,8 @@ from tranche.node.host import Host
 from tranche.node.locks.locks import is_held, lock_pids
 from tranche.node.mps.mps_daemons import UndrainedDevice, drain
 from tranche.node.processes.keeping import RemainingProcesses, remains_of
-from tranche.node.processes.processes import MARK, ancestors_of, find_traces, heeds_sigterm, sudo_above
-from tranche.node.state.session import StateFolder, process_stopped, sees_processes_of
+from tranche.node.processes.processes import MARK, ancestors_of, find_traces, heeds_sigterm, holders_of, sudo_above
+from tranche.node.state.session import StateFolder, children_pids, process_stopped, sees_processes_of
 from tranche.node.store import chronicle
 from tranche.node.store.register import runs, user_name
 
@@ -33,7 +34,7 @@ _ROUNDS, _ROUNDS_WITH_SIGTERM = 5, 2
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """How a share came back: `signal` is the last signal sent, 0 for none.
+    """How a share came back: `signal` is the strongest signal sent, 0 for none.
 
     `undrained` are the devices whose MPS servers did not release processes that were killed anyway.
     """
@@ -47,7 +48,8 @@ class _Ended:
 class ReleasePreview:
     """What taking a share back would take now: `pids` have to end. `remains` is what is left of its command.
 
-    `holder` is Tranche's own process that holds the share of a session, 0 if there is none.
+    `holder` is Tranche's own process that holds the share of a session, 0 if there is none. `runners` hold the lock of a share
+    without `pids`: the `tranche run` of a command that has ended.
     """
 
     allocation: Allocation
@@ -55,12 +57,13 @@ class ReleasePreview:
     pids: tuple[int, ...]
     remains: RemainingProcesses
     holder: int = 0
+    runners: tuple[int, ...] = ()
 
     def refuse_if_in_use(self) -> None:
         """GpuBusy while the share is in use, or may be in use unseen."""
         programs = [each for each in self.pids if each != self.holder]
         if programs or (not self.holder and self.remains.life is not KeeperStatus.GONE):
-            raise _busy(self.allocation, programs, self.remains)
+            raise _busy(self.allocation, programs, self.remains, self.runners)
 
 
 def taking_back(places: StateFolder, allocation: Allocation) -> ReleasePreview:
@@ -79,7 +82,8 @@ def taking_back(places: StateFolder, allocation: Allocation) -> ReleasePreview:
     remains = remains_of(places, allocation.id, keeper)
     pids = living(keeper) or [each.pid for each in remains.certain]
     if allocation.command != HELD or pids[:1] != [keeper.pid] or keeper.started != keeper.begun:
-        return ReleasePreview(allocation, keeper, tuple(pids), remains)
+        runners = () if pids else tuple(holders_of(places.allocation(allocation.id)))
+        return ReleasePreview(allocation, keeper, tuple(pids), remains, runners=runners)
     programs = find_traces(allocation.id, uid=keeper.uid, since=keeper.started, key_digest=keeper.key_digest).inherited
     using = (each.pid for each in programs if each.pid not in _own())
     return ReleasePreview(allocation, keeper, tuple(dict.fromkeys((*pids, *using))), remains, keeper.pid)
@@ -139,16 +143,15 @@ def take_back(
                 chronicle.release_begun(db, host.clock(), allocation_id, pids, host.actor)
         undrained.update({each.device_uuid: each for each in drain(host.daemons, allocation, doomed)})
 
-    # A `tranche run` that is stopped would not see its command end, and so not give the share back.
-    for parent in {each for pid in pids if terminate for each in ancestors_of(pid)[:1]}:
-        with suppress(PermissionDenied):
-            _continue(parent)
+    if terminate:
+        continue_stopped(host.places.allocation(allocation_id), pids)
     # What the workload started may outlive it, keeps the share as long as it lives, and may start more meanwhile.
     for number in range(_ROUNDS if terminate else 1):
         if not pids and not remains.locked:
             break
         # What starts more when it is asked to end would double in each round.
-        last = end_processes(pids, grace if number < _ROUNDS_WITH_SIGTERM else 0.0, ending) or last
+        sent = end_processes(pids, grace if number < _ROUNDS_WITH_SIGTERM else 0.0, ending)
+        last = last if last == signal.SIGKILL else sent or last
         ended += pids
         _await_owner(host, allocation_id)
         remains = look()
@@ -162,7 +165,7 @@ def take_back(
     deadline = time.monotonic() + (_OWNER_SECONDS if ended and not pids else 0.0)
     while remains.life is not KeeperStatus.GONE and host.allocation(allocation_id) is not None:
         if time.monotonic() >= deadline:
-            raise _busy(allocation, pids, remains)
+            raise _busy(allocation, pids, remains, holders_of(host.places.allocation(allocation_id)))
         time.sleep(_ASK_SECONDS if host.ledger.read_only else _POLL_SECONDS)
         remains = look()
     # `tranche run` may have given the share back itself after its workload ended.
@@ -222,7 +225,7 @@ def cancel_waiter(host: Host, waiter_id: str) -> int | None:
     return waiter.pid
 
 
-def _busy(allocation: Allocation, pids: Sequence[int], remains: RemainingProcesses) -> GpuBusy:
+def _busy(allocation: Allocation, pids: Sequence[int], remains: RemainingProcesses, runners: Sequence[int]) -> GpuBusy:
     what = f"allocation {allocation.id} ({allocation.request})"
     command = f": {allocation.command}" if allocation.command != HELD else ""
     if pids:
@@ -235,6 +238,13 @@ def _busy(allocation: Allocation, pids: Sequence[int], remains: RemainingProcess
     hint = hint if os.geteuid() == 0 else "run the command as root"
     if remains.traces.hidden:
         return GpuBusy(f"{what} may be in use by {remains}{command}", hint=hint)
+    if runners:
+        ended = f"the command of {what} has ended, but its tranche run, pid {runners[0]},"
+        if process_stopped(runners[0]):
+            return GpuBusy(f"{ended} is stopped{command}", hint=f"continue it with: kill -CONT {runners[0]}")
+        return GpuBusy(
+            f"{ended} has not released the share yet{command}", hint="to check the machine, run: tranche doctor"
+        )
     return GpuBusy(f"{what} is in use by a process that is not visible from here{command}", hint=hint)
 
 
@@ -291,6 +301,23 @@ def _signal(pid: int, number: int) -> None:
 def _continue(pid: int) -> None:
     if process_stopped(pid):
         _signal(pid, signal.SIGCONT)
+
+
+def continue_stopped(lock: Path, pids: Iterable[int]) -> list[int]:
+    """Continue what is stopped of a share: those of `pids`, its `tranche run`, and all that they have started; returns those.
+
+    A stopped `tranche run` would not see its command end, and a command may wait for what it has started to save.
+    """
+    found = {*holders_of(lock), *(each for pid in pids for each in (pid, *ancestors_of(pid)[:1]))}
+    below = list(found)
+    while below:
+        below = [child for pid in below for child in children_pids(pid) if child not in found]
+        found.update(below)
+    stopped = sorted(filter(process_stopped, found))
+    for pid in stopped:
+        with suppress(PermissionDenied):
+            _signal(pid, signal.SIGCONT)
+    return stopped
 
 
 def _await_owner(host: Host, allocation_id: str) -> None:

@@ -34,7 +34,7 @@ from tranche.core.errors import (
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import format_duration
 from tranche.hardware.nvml_instances import process_name
-from tranche.local.termination import end_processes, living, take_back
+from tranche.local.termination import continue_stopped, end_processes, living, take_back
 from tranche.local.wakeup_pipe import as_asked
 from tranche.local.workload import Workload
 from tranche.node.host import Host
@@ -286,15 +286,15 @@ def _end_overdue(host: Host, allocation: Allocation, grace: float) -> None:
         else "its time limit had passed"
     )
     lock = host.places.allocation(allocation.id)
-    stopped = [pid for pid in holders_of(lock) if process_stopped(pid)]
     if isinstance(allocation.keeper, ProcessKeeper) and not allocation.keeper.begun:
-        for pid in stopped:  # `tranche run` itself, which would start its command now; nothing runs in the share yet
+        for pid in filter(
+            process_stopped, holders_of(lock)
+        ):  # `tranche run` itself, which would start its command now; nothing runs in the share yet
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         return
-    for pid in stopped:  # `tranche run` may be among them: it ends its command itself, and returns the exit code
-        with suppress(OSError):
-            os.kill(pid, signal.SIGCONT)
+    # `tranche run` may be among them: it ends its command itself, and returns the exit code.
+    stopped = continue_stopped(lock, ())
     until = time.monotonic() + (_WAKES_WITHIN_SECONDS if stopped else 0.0)
     while is_held(lock) and time.monotonic() < until:
         time.sleep(_POLL_SECONDS)
