@@ -108,7 +108,11 @@ def test_a_detached_run_survives_the_session_and_keeps_its_output_and_its_code(d
     assert (job["status"], job["allocationId"], job["exitCode"]) == ("running", share["id"], None)
     assert detaching.tranche("job wait exp7 --for running")[0] == 0
     assert detaching.tranche("job wait exp7 --timeout 0.1")[0] == WaitTimeout.exit_code
-    for verb in ("describe exp7", "attach exp7", "exec exp7 -- true"):
+    code, said = detaching.tranche("job describe exp7 -o json")
+    assert json.loads(said) == {"apiVersion": "tranche.dev/v1", "kind": "MachineJob", **job, "folder": "/"}
+    code, said = detaching.tranche("job describe exp7")
+    assert (code, f"share      {share['id']}" in said, "status     running" in said) == (0, True, True), said
+    for verb in ("attach exp7", "exec exp7 -- true"):
         code, said = detaching.tranche(f"job {verb}")
         assert (code, "exp7 is a detached run on this machine" in said) == (UsageError.exit_code, True), said
     detaching.session.begin(f"{detaching.session.tranche} job logs -f exp7 2>&1")
@@ -199,6 +203,8 @@ def test_a_run_waits_in_the_queue_and_its_log_says_why(detaching: Detaching) -> 
     detaching.log_out()
     assert [each["status"] for each in detaching.jobs()] == ["running", "waiting"]
     assert "waiting, next in the queue: GPU 0: held whole by" in detaching.tranche("job logs second")[1]
+    code, said = detaching.tranche("job describe second")
+    assert (code, "status     waiting" in said, "run: tranche explain second" in said) == (0, True, True), said
     code, said = detaching.tranche("job delete first")
     assert (code, said) == (0, "deleted first\n")
     assert detaching.tranche("job wait second")[0] == 0
@@ -232,6 +238,32 @@ def test_delete_ends_a_run_that_is_stopped(detaching: Detaching) -> None:
         os.kill(pid, signal.SIGSTOP)
     assert detaching.tranche("job delete exp7") == (0, "deleted exp7\n")
     assert saved.exists()
+    assert ended(detaching.machine)
+
+
+def test_delete_lets_what_a_stopped_command_started_save(detaching: Detaching) -> None:
+    """The command waits for its trainer, which is stopped, too, and has neither the lock nor the share's variables."""
+    saved, ready = detaching.home / "saved", detaching.home / "ready"
+    trainer = f"trap 'touch {saved}; exit 0' TERM; touch {ready}; while :; do sleep 0.1; done"
+    begin = f"env -i sh -c {shlex.quote(trainer)} 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&- & c=$!"
+    detaching.detach(f"{begin}; trap 'kill $c; wait $c; touch {saved}.copy; exit 0' TERM; wait", "--gpus 1")
+    wait_until(ready.exists)
+    share = detaching.machine.one_running()
+    os.killpg(os.getpgid(share["pid"]), signal.SIGSTOP)
+    assert detaching.tranche("job delete exp7") == (0, "deleted exp7\n")
+    assert (saved.exists(), saved.with_suffix(".copy").exists()) == (True, True)
+
+
+def test_a_stopped_run_whose_command_has_ended_gives_its_share_back(detaching: Detaching) -> None:
+    detaching.detach("exec sleep 600", "--gpus 1")
+    job, share = detaching.job(), detaching.machine.one_running()
+    os.kill(job["pid"], signal.SIGSTOP)
+    os.kill(share["pid"], signal.SIGKILL)
+    code, said = detaching.tranche(f"release {share['id']}")
+    # A process that has changed its user, as the tests' do, hides its files.
+    told = f"kill -CONT {job['pid']}" if not detaching.session.of_user else "not visible from here"
+    assert (code, told in said) == (GpuBusy.exit_code, True), said
+    assert detaching.tranche("job delete exp7") == (0, "deleted exp7\n")
     assert ended(detaching.machine)
 
 

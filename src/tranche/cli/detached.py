@@ -261,6 +261,32 @@ def list_jobs(jobs: Sequence[MachineJob], output: str) -> None:
     print_table(_COLUMNS, rows)
 
 
+def describe_job(store: JobStore, job: MachineJob, output: str) -> None:
+    """Print a run, and what tells more about it."""
+    folder = ""
+    with suppress(UsageError):
+        folder = store.launch(job.name).folder
+    if output == "json":
+        print_json("MachineJob", **job_document(job), folder=folder or None)
+        return
+    moments = {"created": job.created, "started": job.started, "ended": job.ended}
+    show(f"job        {job.name}")
+    show(f"request    {job.request}")
+    show(f"status     {job.status}{'' if job.exit_code is None else f' with exit code {job.exit_code}'}")
+    for name, moment in moments.items():
+        if moment is not None:
+            show(f"{name:<10} {describe.local_time(moment)}")
+    if job.status == "running":
+        show(f"share      {job.allocation_id}")
+    show(f"command    {job.command}")
+    if folder:
+        show(f"folder     {folder}")
+    if job.status == "waiting":
+        say(f"to see why it waits, run: tranche explain {job.name}")
+    else:
+        say(f"to see its output, run: tranche job logs {job.name}")
+
+
 def print_log(store: JobStore, job: MachineJob, *, follow: bool, tail: int | None) -> None:
     """Print the output of a run; with `follow`, until it has ended."""
     with open(store.log(job.name), "rb") as log:
@@ -298,7 +324,7 @@ def wait_for(store: JobStore, job: MachineJob, state: str, deadline: float | Non
 
 def _continue(pid: int) -> None:
     """Continue a `tranche run` that is stopped: it would neither end nor see its command end. It leads a session of its own."""
-    if process_stopped(pid):
+    if pid and process_stopped(pid):
         with suppress(ProcessLookupError):
             if os.getsid(pid) == pid:
                 os.kill(pid, signal.SIGCONT)
@@ -306,6 +332,8 @@ def _continue(pid: int) -> None:
 
 def delete_job(settings: Settings, store: JobStore, job: MachineJob) -> None:
     """End a run and remove what is known of it. GpuBusy if processes that an ended command left still hold the share."""
+    if job.status == "running":
+        _continue(job.pid)
     if job.allocation_id:
         runs = job.status == "running"
         reading = not runs or not register_places(settings, reading=True).writable

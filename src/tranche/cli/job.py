@@ -55,8 +55,8 @@ _pod_option = click.option("--pod", metavar="NAME", help="Pod to use. Default: t
 def command() -> None:
     """List, inspect and delete the jobs that tranche submit created.
 
-    The subcommands list, logs, wait and delete also accept your detached runs on this machine (tranche run --detach).
-    They use the cluster if you have no detached run of that name, or if you add -n, -A or --kubeconfig. Only detached
+    The subcommands list, describe, logs, wait and delete also accept your detached runs on this machine (tranche run
+    --detach). They use the cluster if you have no detached run of that name, or if you add -n, -A or --kubeconfig. Only detached
     runs can restart.
 
     \b
@@ -102,16 +102,6 @@ def _own_job(name: str, *of_cluster: object) -> tuple[JobStore, MachineJob] | No
     return None
 
 
-def _refuse_own(verb: str, name: str, *of_cluster: object) -> None:
-    """UsageError for a detached run, of which there is less to see than of a job in a cluster."""
-    store = _own_jobs(*of_cluster)
-    if store is not None and store.find(name) is not None:
-        raise UsageError(
-            f"{name} is a detached run on this machine, but tranche job {verb} works only with jobs in a cluster",
-            hint=f"see its output with: tranche job logs {name}; see its share with: tranche ps",
-        )
-
-
 def _cluster_is_known() -> bool:
     """Whether the environment or the home names a cluster."""
     named = os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST")
@@ -127,7 +117,6 @@ def list_(namespace: str | None, kubeconfig: str | None, all_namespaces: bool, o
 
     RUNNING is the number of pods with a running container. DONE is the number of pods that succeeded, out of the total.
     """
-
     store = _own_jobs(namespace, kubeconfig, all_namespaces)
     of_cluster = namespace or kubeconfig or all_namespaces
     if store is not None or not (of_cluster or _cluster_is_known()):
@@ -168,10 +157,13 @@ def describe_(name: str, namespace: str | None, kubeconfig: str | None, output: 
     """Show a job, its pods, and why they are waiting.
 
     The output lists each pod's share, and explains why the first pending pod is waiting. For another pod, use tranche
-    explain pod/NAME.
+    explain pod/NAME. A detached run has no pods: the output shows its command, folder and share.
     """
+    if (own := _own_job(name, namespace, kubeconfig)) is not None:
+        from tranche.cli import detached
 
-    _refuse_own("describe", name, namespace, kubeconfig)
+        detached.describe_job(*own, output)
+        return
 
     async def ask(api: ApiConnection, where: str) -> JobSummary:
         from tranche.kubernetes.jobs.description import describe_job
@@ -258,7 +250,6 @@ def logs(
     If the job has several pods, each line begins with its pod's name. With --follow, the command also waits for pods
     that have not started yet. If a container did not start or was killed, stderr shows the kubelet's reason.
     """
-
     if (found := _own_job(name, namespace, kubeconfig, pod)) is not None:
         from tranche.cli import detached
 
@@ -333,7 +324,12 @@ def _hand_to_kubectl(
         CommandNotFound: there is no kubectl.
         KubernetesNotFound: no pod of the job runs.
     """
-    _refuse_own(verb, name, pod, namespace, kubeconfig)
+    store = _own_jobs(pod, namespace, kubeconfig)
+    if store is not None and store.find(name) is not None:
+        raise UsageError(
+            f"{name} is a detached run on this machine, but tranche job {verb} works only with jobs in a cluster",
+            hint=f"see its output with: tranche job logs {name}; see its share with: tranche ps",
+        )
     program = shutil.which("kubectl")
     if program is None:
         raise CommandNotFound(
