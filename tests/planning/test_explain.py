@@ -227,8 +227,17 @@ def test_a_request_behind_others_on_a_full_machine_is_also_told_who_holds_it() -
     waiters = [WaitingRequest(name, parse_request(mig_profile="7g.40gb")) for name in ("w-1", "w-2")]
     waits = explain(view, parse_request(mig_profile="1g.5gb"), waiters).remedies
     assert [(each.text, each.allocation_ids) for each in waits] == [
-        ("wait until earlier requests have started: w-1; without these, wait for a-1 to end", ("a-1",))
+        ("wait until earlier requests have started: w-1, w-2; without these, wait for a-1 to end", ("a-1",))
     ]
+
+
+def test_many_requests_ahead_are_counted_and_those_for_other_gpus_are_not() -> None:
+    view = owned_view(gpu_on(A100, instances=[slice_at("7g.40gb", 0)]), "a-1")
+    waiters = [WaitingRequest(f"w-{number}", parse_request(mig_profile="1g.5gb")) for number in range(6)]
+    waiters.insert(0, WaitingRequest("other", parse_request(gpus="1", gpu_model="H100")))
+    (first, *_) = explain(view, parse_request(mig_profile="1g.5gb"), waiters).remedies
+    ahead = "w-0, w-1, w-2, w-3 and 2 more"
+    assert first.text == f"wait until earlier requests have started: {ahead}; without these, wait for a-1 to end"
 
 
 @given(st.data())

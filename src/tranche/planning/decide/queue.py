@@ -235,6 +235,20 @@ def _wanted(view: NodeView, request: Request) -> tuple[str, ...]:
     return wanted if len(set(wanted) - closed) >= gpus_needed(request) else ()
 
 
+def ahead_of(view: NodeView, request: Request, waiters: Iterable[WaitingRequest]) -> tuple[str, ...]:
+    """The ids of those waiters that the request must leave GPUs to which it could use itself, in order."""
+    mine = set(_wanted(view, request))
+    in_the_way: dict[_Alike, bool] = {}
+    found = []
+    for waiter in in_time(view, waiters):
+        alike = _alike(view, waiter)
+        if alike not in in_the_way:
+            in_the_way[alike] = not mine.isdisjoint(held_up(for_user(view, waiter), waiter.request))
+        if in_the_way[alike] and not waiter.silent:
+            found.append(waiter.id)
+    return tuple(found)
+
+
 def held_up(view: NodeView, request: Request) -> tuple[str, ...]:
     """The GPUs that later waiters must leave to the request. A reservation that keeps it from one now does so to its end."""
     wanted = _wanted(view, request)

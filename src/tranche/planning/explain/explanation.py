@@ -21,6 +21,7 @@ from tranche.planning.decide.candidates import gpus_needed
 from tranche.planning.decide.obstacle import Reason
 from tranche.planning.decide.queue import (
     WaitingRequest,
+    ahead_of,
     at,
     by_id,
     decide_behind,
@@ -31,6 +32,8 @@ from tranche.planning.decide.queue import (
 from tranche.planning.decide.share_options import accepted, rules_of
 from tranche.planning.decide.time_limits import GRACE_SECONDS
 from tranche.planning.explain.remedies import NO_ADVICE, Remedy, RemedyKind, RemedyList, remedies, stronger
+
+_NAMED_AT_MOST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ def explain(
         shares = any(isinstance(grant, FractionalShare) for grant in granted.grants)
         more = stronger(view, request, adopt_foreign_destroy, reserved) if shares else NO_ADVICE
         return Explanation(request, granted, None, found, more, _passed_over(view, request, granted))
-    helps = remedies(view, request, adopt_foreign_destroy, reserved)
+    ahead = ahead_of(view, request, waiters) or tuple(dict.fromkeys(reserved.values()))
+    helps = remedies(view, request, adopt_foreign_destroy, reserved, _some_of(ahead))
     limit = None
     if impossible is None and now is not None and foreseeable(view):
         from tranche.planning.decide.backfill import Foresight, longest_limit  # most machines have no time limits
@@ -120,6 +124,11 @@ def explain(
         text = f"make the request: Tranche then preempts {', '.join(ids)} within {GRACE_SECONDS:g} s"
         helps = replace(helps, remedies=(Remedy(RemedyKind.PREEMPT, text, request, ids), *helps.remedies))
     return Explanation(request, None, impossible, found, helps, starts_by=starts)
+
+
+def _some_of(ids: Sequence[str]) -> str:
+    more = len(ids) - _NAMED_AT_MOST
+    return ", ".join(ids[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def _preempted_for(

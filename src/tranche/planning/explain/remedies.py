@@ -88,13 +88,14 @@ NO_ADVICE = RemedyList(())
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A request that does not start now, with its context. `near` is the searched part of the view."""
+    """A request that does not start now, behind those `ahead`, and its context. `near` is the searched part of the view."""
 
     view: NodeView
     near: NodeView
     request: Request
     reserved: Reserved
     destroy_foreign: bool
+    ahead: str
 
     def granted(
         self,
@@ -142,9 +143,9 @@ class _Holders:
         return _Holders(self.allocation_ids | other.allocation_ids, self.process_ids | other.process_ids)
 
 
-def remedies(view: NodeView, request: Request, destroy_foreign: bool, reserved: Reserved) -> RemedyList:
-    """What would help the request, which does not start now; empty without a known remedy."""
-    question = _question(view, request, destroy_foreign, reserved)
+def remedies(view: NodeView, request: Request, destroy_foreign: bool, reserved: Reserved, ahead: str) -> RemedyList:
+    """What would help the request, which does not start now, behind the requests `ahead`; empty without a known remedy."""
+    question = _question(view, request, destroy_foreign, reserved, ahead)
     places = question.near.node.gpus
     by_user = [*_other_slices(question), *_weaker_isolation(question)]
     if _beyond_quota(question):
@@ -190,14 +191,16 @@ def stronger(view: NodeView, request: Request, destroy_foreign: bool, reserved: 
     return RemedyList((Remedy(RemedyKind.STRONGER_FENCE, text, question.request, *holders.named),))
 
 
-def _question(view: NodeView, request: Request, destroy_foreign: bool, reserved: Reserved) -> _Question:
+def _question(
+    view: NodeView, request: Request, destroy_foreign: bool, reserved: Reserved, ahead: str = ""
+) -> _Question:
     """The question, with the part of the machine to search."""
     number = min(max(NAMED_AT_MOST, gpus_needed(request)), _SEARCHED_AT_MOST)
     near = view
     if len(view.node.gpus) > number:
         gpus = tuple(view.node.gpus[place] for place in _some_of_each(view, request, destroy_foreign, reserved, number))
         near = replace(view, node=replace(view.node, gpus=gpus))
-    return _Question(view, near, request, reserved, destroy_foreign)
+    return _Question(view, near, request, reserved, destroy_foreign, ahead)
 
 
 def _some_of_each(
@@ -248,7 +251,7 @@ def _weaker_isolation(question: _Question) -> Iterator[Remedy]:
 
 
 def _waits(question: _Question) -> Iterator[Remedy]:
-    ahead = "wait until earlier requests have started: " + ", ".join(dict.fromkeys(question.reserved.values()))
+    ahead = f"wait until earlier requests have started: {question.ahead}"
     if question.reserved and question.granted(skip_queue=True) is not None:
         yield Remedy(RemedyKind.WAIT, ahead)
         return
