@@ -194,6 +194,8 @@ def test_wait_waits_for_all_runs_and_gives_the_first_code_that_is_not_0(detachin
     code, said = detaching.tranche("job wait 0 lr_1e-3.A none lr_0.1")
     assert (code, "no detached run named none" in said, "lr_0.1 has ended with exit code 3" in said) == (4, True, True)
     assert detaching.tranche("job logs lr_0.1")[0] == 0
+    for near in ("lr_/0.1", "lr_0.1/", "./lr_0.1", ""):
+        assert detaching.tranche(f"job delete '{near}'")[0] == UsageError.exit_code
     assert detaching.tranche("job delete 0 lr_0.1 lr_1e-3.A")[0] == 0
 
 
@@ -217,6 +219,10 @@ def test_explain_takes_the_name_of_a_run_that_waits(detaching: Detaching) -> Non
     detaching.detach("true")
     code, said = detaching.tranche("explain exp7")
     assert (code, said.startswith("Waiting: --mig-profile 3g.20gb waits: ")) == (0, True), said
+    (waiting,) = waiters(detaching.machine)
+    detaching.detach("true", HALF, str(waiting["id"]))
+    code, said = detaching.tranche(f"explain {waiting['id']}")
+    assert (code, said.startswith("Waiting: --mig-profile 3g.20gb waits: ")) == (0, True), "an id is no name"
 
 
 def test_delete_ends_a_run_with_its_command(detaching: Detaching) -> None:

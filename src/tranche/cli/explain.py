@@ -109,7 +109,8 @@ def command(
         names = names_of(view.allocations, queue, process_owners(view.allocations, queue))
         uid = os.getuid()
         if asked is None:
-            waiter_id = full_id(host, _waiter_of_job(waiter_id, queue) or waiter_id)
+            named = "" if any(each.id == waiter_id for each in queue) else _waiter_of_job(waiter_id, queue)
+            waiter_id = full_id(host, named or waiter_id)
             waiter, queue = _waiting(waiter_id, queue)
             asked, uid = waiter.request, waiter.uid
         with host.ledger.read() as db:

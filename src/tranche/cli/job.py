@@ -374,8 +374,8 @@ def wait(
 ) -> None:
     """Wait until all of these jobs have completed or are running.
 
-    The exit code is 48 if a job fails or is deleted, and 70 after the timeout. For a finished detached run, it is the
-    command's exit code. With several jobs, it is the first that is not 0, in the order of the names.
+    The exit code is 48 if a job fails or is deleted in a cluster, and 70 after the timeout. For a finished detached run,
+    it is the command's exit code. With several jobs, it is the first that is not 0, in the order of the names.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     first = 0

@@ -82,7 +82,9 @@ class JobStore:
 
     def find(self, name: str) -> MachineJob | None:
         """The run of that name; None if there is none, or its state cannot be read."""
-        with suppress(OSError, ValueError, TypeError), self._inside(name.replace("/", "")) as folder:
+        if "/" in name:
+            return None
+        with suppress(OSError, ValueError, TypeError), self._inside(name) as folder:
             lives = _locked(folder)  # before its last word is read
             with open(os.open(_STATE, os.O_RDONLY | _SAFE, dir_fd=folder)) as file:
                 found = MachineJob(**json.load(file), lives=lives)
