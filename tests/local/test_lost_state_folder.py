@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,11 @@ from tests.local.test_fractions import GB, compute_mode, folder, holders, later,
 from tests.local.test_fractions import t4 as shared_t4
 from tests.local.test_memory_limits import groups, of_shares
 from tests.local.test_memory_limits import t4 as limited_t4
-from tests.machines import TestMachine, remove_under_writers, wait_until
+from tests.local.test_service import SharedMachine
+from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, remove_under_writers, wait_until
 from tests.node.test_mps_daemons import end
 from tests.support.length import some_of
+from tranche.core.errors import NoRoom
 from tranche.core.quantity import MIB
 from tranche.hardware.mps_process import MpsProcess
 from tranche.node.mps.mps_daemons import MpsDaemonManager
@@ -191,3 +195,47 @@ def test_limits_whose_share_ended_while_the_folder_was_lost_are_lifted_too(
         assert other.exists(), "it may be another register's"
     finally:
         other.rmdir()
+
+
+@pytest.mark.parametrize("served", [False, pytest.param(True, marks=needs_root)])
+@pytest.mark.parametrize("request_", ["--gpus 1", "--mig-profile 1g.5gb", "--gpu-memory 3Gi --isolation soft"])
+def test_a_command_that_hides_its_environment_keeps_its_share_when_the_ledger_is_lost(
+    folder: Path, request_: str, served: bool
+) -> None:
+    """Programs may overwrite their environment; the lock that they have inherited tells what the share is."""
+    with machine_in(folder, "A100-40GB") as machine, ExitStack() as stack:
+        if served:
+            shared = SharedMachine(machine)
+            stack.callback(shared.end)
+            shared.serve()
+        hides = f"touch {folder}/on; exec sleep 600"
+        run = machine.start("run", "-q", *request_.split(), "--", "env", "-i", "sh", "-c", hides)
+        wait_until((folder / "on").exists, run)
+        (before,) = machine.json("ps")["allocations"]
+        for file in machine.state_dir.glob("ledger.db*"):
+            file.unlink()
+        machine.tranche("run", "--no-wait", "--gpus", "1", "--", "true", code=NoRoom.exit_code)
+        (after,) = machine.json("ps")["allocations"]
+        kept = ("id", "request", "grants", "command", "created")
+        assert {each: after[each] for each in kept} == {each: before[each] for each in kept}
+        assert after["keeper"]["uid"] == before["keeper"]["uid"]
+        machine.tranche("release", before["id"], "--terminate", "--grace", "1s")
+        run.wait(60)
+        wait_until(lambda: machine.json("ps")["allocations"] == [])
+
+
+def test_a_session_keeps_its_share_as_a_session_when_the_ledger_is_lost(folder: Path) -> None:
+    with machine_in(folder, "A100-40GB") as machine:
+        shell = subprocess.Popen(["sh"], env=machine.environment, stdin=subprocess.PIPE, text=True)
+        assert shell.stdin is not None
+        print(f'eval "$({shlex.join(TRANCHE)} hold --gpus 1)"', file=shell.stdin, flush=True)
+        wait_until(lambda: [each["phase"] for each in machine.json("ps")["allocations"]] == ["active"], None)
+        (before,) = machine.json("ps")["allocations"]
+        for file in machine.state_dir.glob("ledger.db*"):
+            file.unlink()
+        machine.tranche("run", "--no-wait", "--gpus", "1", "--", "true", code=NoRoom.exit_code)
+        (after,) = machine.json("ps")["allocations"]
+        assert (after["id"], after["command"]) == (before["id"], before["command"])
+        machine.tranche("release", before["id"])
+        assert machine.json("ps")["allocations"] == []
+        shell.communicate(timeout=60)

@@ -47,7 +47,7 @@ from tranche.node.locks.deciding import slow_decision, taking_turn
 from tranche.node.locks.interrupts import WaitInterrupted
 from tranche.node.locks.locks import FileLock
 from tranche.node.mps.mps_daemons import refuse_unavailable_parts
-from tranche.node.processes.keeping import RemainingProcesses
+from tranche.node.processes.keeping import RemainingProcesses, note_share
 from tranche.node.processes.processes import Process, digest_of
 from tranche.node.recovery.daemon_reconciler import DaemonReconciler
 from tranche.node.recovery.recovery import Recovery
@@ -258,6 +258,7 @@ class Host(HostContext):
         )
         # The lock comes first: an allocation without a held lock looks like one of a dead process.
         lock = FileLock(self.places.allocation(allocation.id))
+        note_share(lock.path, allocation)
         plan_id = "" if plan.empty else self.new_id()
         try:
             with self.ledger.write() as db:

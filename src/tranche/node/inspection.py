@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,6 +13,7 @@ from tranche.core.allocation import (
     NodeView,
     Phase,
     cordoned,
+    device_uuid,
     devices,
     nearest_request,
     shared_memory,
@@ -27,6 +28,7 @@ from tranche.node.execution.host_context import HostContext
 from tranche.node.limits.overdrawn import with_overdrawn
 from tranche.node.limits.share_groups import LimitTrialRunner
 from tranche.node.locks.locks import is_held
+from tranche.node.processes.keeping import noted_shares
 from tranche.node.processes.pod_processes import devices_of_pods
 from tranche.node.recovery.adoption import find_again, note_missing, record_missing, shares_of_processes, take_over
 from tranche.node.recovery.daemon_reconciler import DaemonReconciler
@@ -122,7 +124,8 @@ class MachineReader:
         self._machine.share_groups.find_again([gpu.uuid for gpu in view.node if not gpu.lost])
         there, now = devices(view.node), self._machine.clock()
         contexts = {gpu.uuid: gpu.context_memory for gpu in view.node}
-        found = shares_of_processes(there, self._places.state_dir, uid=owner, now=now, contexts=contexts)
+        processes = shares_of_processes(there, self._places.state_dir, uid=owner, now=now, contexts=contexts)
+        found = self._with_noted(view, processes)
         found += devices_of_pods(there, now=now, new_id=self._machine.new_id, of_this_machine=self._is_of_this_machine)
         found = tuple(each._replace(**size_of(each.grants, view.node)._asdict()) for each in found)
         note_missing(self._daemons, self.node(), [grant for each in found for grant in each.grants])
@@ -139,6 +142,19 @@ class MachineReader:
             if whole:
                 self._restore_fence(db)
                 register.chore_done(db, ADOPT_SHARES)
+
+    def _with_noted(self, view: NodeView, found: Collection[Allocation]) -> tuple[Allocation, ...]:
+        """The shares found by processes, and those of held locks, as the locks note them: a process may hide or change its word.
+
+        Leaves out noted devices that do not exist.
+        """
+        gpus, shares = {gpu.uuid: gpu for gpu in view.node}, {each.id: each for each in found}
+        for each in noted_shares(self._places.allocation("")):
+            there = tuple(g for g in each.grants if g.gpu_uuid in gpus and device_uuid(g, gpus[g.gpu_uuid]))
+            if there:
+                keeper = shares[each.id].keeper if each.id in shares else each.keeper
+                shares[each.id] = each._replace(grants=there, keeper=keeper)
+        return tuple(shares.values())
 
     def _restore_fence(self, db: sqlite3.Connection) -> None:
         """Note the fence of a lost ledger. It exempts root alone, for nobody knows whom the administrator exempted."""

@@ -3,20 +3,27 @@
 Looks for cheap evidence first: the share's lock, which children inherit; then the share's name in the environment of every
 process. The process that ran the command also knows its orphans, even if they closed and overwrote everything, and so does the
 share's control group, if it has one. A process that cannot be read does not count as gone.
+
+The lock's file also says what the share is, for a new ledger: processes can hide their environment, but not their lock.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from tranche.core.allocation import Allocation, Phase
+from tranche.core.errors import TrancheError
 from tranche.core.keeper import KeeperStatus, ProcessKeeper
+from tranche.core.wire import grant_from_dict, grant_to_dict, request_from_dict, request_to_dict
 from tranche.node.locks.locks import is_held
 from tranche.node.processes.processes import NO_TRACES, FoundProcesses, Process, find_traces, holders_of, process_at
 from tranche.node.state.session import StateFolder, pid_namespace
+from tranche.node.state.state_file import open_state_file
 
 
 class RemainingProcesses(NamedTuple):
@@ -89,6 +96,38 @@ def remains_of(
     owner = lock if lock.exists() else places.ledger
     traces = find_traces(allocation_id, uid=os.stat(owner).st_uid, since=keeper.started, key_digest=keeper.key_digest)
     return RemainingProcesses(traces=traces, orphans=orphans)
+
+
+def note_share(lock: Path, allocation: Allocation) -> None:
+    """Write into the share's lock what it is. Without room, a new ledger finds it by its processes alone."""
+    assert isinstance(allocation.keeper, ProcessKeeper)
+    data = {
+        "request": request_to_dict(allocation.request),
+        "grants": [grant_to_dict(each) for each in allocation.grants],
+        "command": allocation.command,
+        "created": allocation.created,
+        "uid": allocation.keeper.uid,
+        "keyDigest": allocation.keeper.key_digest,
+    }
+    with suppress(OSError), open(open_state_file(lock, os.O_WRONLY | os.O_TRUNC), "w") as file:
+        json.dump(data, file)
+
+
+def noted_shares(folder: Path) -> Iterator[Allocation]:
+    """The shares of those locks in the folder that are held, without a process that keeps them."""
+    for lock in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if is_held(lock):
+            with suppress(OSError, ValueError, KeyError, TypeError, TrancheError):
+                data = json.loads(lock.read_text())
+                yield Allocation(
+                    lock.name,
+                    request_from_dict(data["request"]),
+                    tuple(map(grant_from_dict, data["grants"])),
+                    Phase.ACTIVE,
+                    data["created"],
+                    data["command"],
+                    ProcessKeeper(key_digest=data["keyDigest"], uid=data["uid"]),
+                )
 
 
 def _recorded(keeper: ProcessKeeper) -> tuple[Process, ...]:
