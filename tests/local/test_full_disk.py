@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.local.test_preemption import HUMBLE, WHOLE, events, started, until_third
 from tests.machines import TestMachine, machine_in, needs_root, wait_until
-from tranche.core.errors import WaitTimeout
+from tranche.core.errors import LedgerUnavailable, WaitTimeout
 
 FULL = "waiting: the ledger"
 
@@ -69,6 +69,22 @@ def test_a_request_that_gives_up_while_the_disk_is_full_says_so(tmp_path: Path) 
         fill.unlink()
         wait_until(lambda: machine.json("ps")["waiters"] == [])
         holder.process.terminate()
+
+
+@needs_root
+def test_a_request_whose_slice_is_being_made_when_the_disk_fills_says_why_it_ends(tmp_path: Path) -> None:
+    with machine_in(tmp_path, "A100-40GB") as machine, small_disk(machine) as fill:
+        machine.tranche("run", "--mig-profile", "2g.10gb", "--", "true")
+        machine.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 3.0)
+        run = machine.start("run", "--mig-profile", "3g.20gb", "--", "true")
+        wait_until(lambda: [each["phase"] for each in machine.json("ps")["allocations"]] == ["preparing"], run)
+        with fill.open("wb", buffering=0) as file:
+            while _has_room(file.write):
+                pass
+        _, told = run.communicate(timeout=60)
+        assert (run.returncode, "disk is full" in told) == (LedgerUnavailable.exit_code, True), told
+        fill.unlink()
+        machine.tranche("run", "--mig-profile", "7g.40gb", "--timeout", "30s", "--", "true")
 
 
 def _has_room(write: Callable[[bytes], int | None]) -> bool:

@@ -226,7 +226,8 @@ class Queue:
                     f"{ticket.lock.path} was removed, so request {ticket.id} appeared to belong to a dead process",
                     hint="run the command again; do not remove files from the state folder while requests are waiting",
                 ) from error
-            if not waited:
+            # A full disk also keeps the place of a request whose slice was being made from being written down again.
+            if not waited and not isinstance(error, LedgerUnavailable):
                 raise Cancelled(f"waiting request {ticket.id} was cancelled") from error
             raise
         finally:
