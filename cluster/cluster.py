@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,13 +57,15 @@ class Cluster:
         owner: tuple[int, int] | None = None,
         emulates: str = "",
         programs: Path | None = None,
+        gates: Sequence[str] = (),
         say: Say,
     ) -> Cluster:
         """Make a cluster and start it. `nodes` maps a node's name to its machine type, empty for a node without GPUs.
 
         `time_scale` is that of the simulated machines. `emulates` is an older minor release as which API server, controllers and
         scheduler behave: they serve what that served, with its feature gates. `programs` is a folder with programs of an older
-        release in the place of the pinned ones. The cluster counts as left over once `owner` (pid, start time) has ended.
+        release in the place of the pinned ones. `gates` are alpha feature gates to switch on. The cluster
+        counts as left over once `owner` (pid, start time) has ended.
 
         Raises:
             UnsuitableMachine: no cluster can run here.
@@ -78,7 +80,14 @@ class Cluster:
                 raise ClusterError(f"there is a cluster {name!r} already", hint="`make cluster-down` removes it")
             record = _claimed(
                 ClusterRecord(
-                    name, 0, node_address(), time_scale, owner, emulates=emulates, programs=str(programs or "")
+                    name,
+                    0,
+                    node_address(),
+                    time_scale,
+                    owner,
+                    emulates=emulates,
+                    programs=str(programs or ""),
+                    gates=tuple(gates),
                 )
             )
             for node, machine in nodes.items():

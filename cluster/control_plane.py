@@ -120,6 +120,10 @@ class ControlPlane:
         }[component]()
         if self.record.emulates and component != "etcd":
             options |= {"emulated-version": self.record.emulates}
+        if self.record.gates and component != "etcd":
+            options |= {"feature-gates": ",".join(f"{gate}=true" for gate in self.record.gates)}
+        if self.record.gates and component == "kube-apiserver":
+            options |= {"runtime-config": "api/alpha=true"}
         return [self.binaries[component], *(f"--{name}={value}" for name, value in options.items())]
 
     def _etcd_options(self) -> dict[str, object]:

@@ -98,6 +98,7 @@ class Node:
                 port=self._port,
                 health_port=self._port + 1,
                 older=bool(self.cluster.programs),
+                gates=self.cluster.gates,
             )
         )
         self._create_machine()

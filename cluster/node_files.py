@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 from cluster.images import PAUSE
@@ -123,7 +124,15 @@ def network_config(name: str, bridge: str, subnet: str, state: Path) -> str:
 
 
 def kubelet_config(
-    paths: NodePaths, *, authority: Path, cgroup: str, address: str, port: int, health_port: int, older: bool
+    paths: NodePaths,
+    *,
+    authority: Path,
+    cgroup: str,
+    address: str,
+    port: int,
+    health_port: int,
+    older: bool,
+    gates: Collection[str],
 ) -> str:
     """The kubelet's configuration, in JSON, which is YAML. An `older` kubelet refuses what is about containers that crash.
 
@@ -170,6 +179,8 @@ def kubelet_config(
         # While nothing changes; else it would be written every second, and everything that watches nodes would wake up.
         "nodeStatusReportFrequency": "5m",
     }
+    if gates:
+        config["featureGates"] = dict.fromkeys(gates, True)
     if not older:
         # A container that is killed again and again is started again at once; else the kubelet waits up to five minutes.
         config["crashLoopBackOff"] = {"maxContainerRestartPeriod": "1s"}

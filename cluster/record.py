@@ -34,7 +34,8 @@ class ClusterRecord:
 
     `owner` is the process that the cluster must not outlive, as pid and start time in ticks, if there is one. `emulates` is the
     older minor release, such as 1.33, as which its control plane behaves; "" for its own. `programs` is a folder of programs of
-    an older release of Kubernetes, which run in the place of the pinned ones; "" for none.
+    an older release of Kubernetes, which run in the place of the pinned ones; "" for none. `gates` are alpha feature gates that
+    are on in all of its parts; the API server then serves alpha versions, too.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ClusterRecord:
     nodes: tuple[NodeRecord, ...] = field(default=())
     emulates: str = ""
     programs: str = ""
+    gates: tuple[str, ...] = ()
 
     @property
     def cgroup(self) -> str:
@@ -116,6 +118,7 @@ def load_record(folder: Path) -> ClusterRecord | None:
         fields = json.loads((folder / _FILE).read_text())
         fields["nodes"] = tuple(NodeRecord(**node) for node in fields["nodes"])
         fields["owner"] = tuple(fields["owner"]) if fields["owner"] else None
+        fields["gates"] = tuple(fields["gates"])
         return ClusterRecord(**fields)
     except (OSError, ValueError, TypeError, KeyError):
         return None
