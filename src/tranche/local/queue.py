@@ -226,7 +226,7 @@ class Queue:
                     f"{ticket.lock.path} was removed, so request {ticket.id} appeared to belong to a dead process",
                     hint="run the command again; do not remove files from the state folder while requests are waiting",
                 ) from error
-            # A full disk also keeps the place of a request whose slice was being made from being written down again.
+            # Without room, a request whose slice was being made does not get its place back.
             if not waited and not isinstance(error, LedgerUnavailable):
                 raise Cancelled(f"waiting request {ticket.id} was cancelled") from error
             raise
@@ -234,11 +234,7 @@ class Queue:
             bell.close()
 
     def _leave(self, ticket: QueuePlace, seconds: float | None) -> bool:
-        """Give the place up; False if the request was cancelled.
-
-        If another process writes all that time, or the disk is full, a later command drops the place, because nothing holds its
-        lock any more.
-        """
+        """Give the place up; False if it was cancelled. If others keep writing, or the disk is full, a later command does."""
         try:
             with self._host.ledger.waiting(seconds):
                 return self._host.leave(ticket)

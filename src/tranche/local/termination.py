@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tranche.core.allocation import HELD, Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, LedgerUnavailable, PermissionDenied, UsageError
-from tranche.core.keeper import KeeperStatus, ProcessKeeper
+from tranche.core.keeper import Keeper, KeeperStatus, ProcessKeeper
+from tranche.hardware.process_stat import process_stat
 from tranche.local.queue import Queue
 from tranche.node.host import Host
 from tranche.node.locks.locks import is_held, lock_pids
@@ -48,8 +49,7 @@ class _Ended:
 class ReleasePreview:
     """What taking a share back would take now: `pids` have to end. `remains` is what is left of its command.
 
-    `holder` is Tranche's own process that holds the share of a session, 0 if there is none. `runners` hold the lock of a share
-    without `pids`: the `tranche run` of a command that has ended.
+    `holder` is Tranche's own process that holds the share of a session, 0 if there is none.
     """
 
     allocation: Allocation
@@ -57,13 +57,12 @@ class ReleasePreview:
     pids: tuple[int, ...]
     remains: RemainingProcesses
     holder: int = 0
-    runners: tuple[int, ...] = ()
 
     def refuse_if_in_use(self) -> None:
         """GpuBusy while the share is in use, or may be in use unseen."""
         programs = [each for each in self.pids if each != self.holder]
         if programs or (not self.holder and self.remains.life is not KeeperStatus.GONE):
-            raise _busy(self.allocation, programs, self.remains, self.runners)
+            raise _busy(self.allocation, programs, self.remains)
 
 
 def taking_back(places: StateFolder, allocation: Allocation) -> ReleasePreview:
@@ -82,8 +81,7 @@ def taking_back(places: StateFolder, allocation: Allocation) -> ReleasePreview:
     remains = remains_of(places, allocation.id, keeper)
     pids = living(keeper) or [each.pid for each in remains.certain]
     if allocation.command != HELD or pids[:1] != [keeper.pid] or keeper.started != keeper.begun:
-        runners = () if pids else tuple(holders_of(places.allocation(allocation.id)))
-        return ReleasePreview(allocation, keeper, tuple(pids), remains, runners=runners)
+        return ReleasePreview(allocation, keeper, tuple(pids), remains)
     programs = find_traces(allocation.id, uid=keeper.uid, since=keeper.started, key_digest=keeper.key_digest).inherited
     using = (each.pid for each in programs if each.pid not in _own())
     return ReleasePreview(allocation, keeper, tuple(dict.fromkeys((*pids, *using))), remains, keeper.pid)
@@ -144,7 +142,9 @@ def take_back(
         undrained.update({each.device_uuid: each for each in drain(host.daemons, allocation, doomed)})
 
     if terminate:
-        continue_stopped(host.places.allocation(allocation_id), pids)
+        # A `tranche run` that is stopped would not see its command end, and so not give the share back.
+        parents = (_parent_of_ended(keeper), *(each for pid in pids for each in ancestors_of(pid)[:1]))
+        continue_stopped(host.places.allocation(allocation_id), pids, parents)
     # What the workload started may outlive it, keeps the share as long as it lives, and may start more meanwhile.
     for number in range(_ROUNDS if terminate else 1):
         if not pids and not remains.locked:
@@ -165,7 +165,7 @@ def take_back(
     deadline = time.monotonic() + (_OWNER_SECONDS if ended and not pids else 0.0)
     while remains.life is not KeeperStatus.GONE and host.allocation(allocation_id) is not None:
         if time.monotonic() >= deadline:
-            raise _busy(allocation, pids, remains, holders_of(host.places.allocation(allocation_id)))
+            raise _busy(allocation, pids, remains)
         time.sleep(_ASK_SECONDS if host.ledger.read_only else _POLL_SECONDS)
         remains = look()
     # `tranche run` may have given the share back itself after its workload ended.
@@ -225,7 +225,7 @@ def cancel_waiter(host: Host, waiter_id: str) -> int | None:
     return waiter.pid
 
 
-def _busy(allocation: Allocation, pids: Sequence[int], remains: RemainingProcesses, runners: Sequence[int]) -> GpuBusy:
+def _busy(allocation: Allocation, pids: Sequence[int], remains: RemainingProcesses) -> GpuBusy:
     what = f"allocation {allocation.id} ({allocation.request})"
     command = f": {allocation.command}" if allocation.command != HELD else ""
     if pids:
@@ -238,13 +238,9 @@ def _busy(allocation: Allocation, pids: Sequence[int], remains: RemainingProcess
     hint = hint if os.geteuid() == 0 else "run the command as root"
     if remains.traces.hidden:
         return GpuBusy(f"{what} may be in use by {remains}{command}", hint=hint)
-    if runners:
-        ended = f"the command of {what} has ended, but its tranche run, pid {runners[0]},"
-        if process_stopped(runners[0]):
-            return GpuBusy(f"{ended} is stopped{command}", hint=f"continue it with: kill -CONT {runners[0]}")
-        return GpuBusy(
-            f"{ended} has not released the share yet{command}", hint="to check the machine, run: tranche doctor"
-        )
+    if process_stopped(runner := _parent_of_ended(allocation.keeper)):
+        text = f"the command of {what} has ended, but its tranche run, pid {runner}, is stopped{command}"
+        return GpuBusy(text, hint=f"continue it with: kill -CONT {runner}")
     return GpuBusy(f"{what} is in use by a process that is not visible from here{command}", hint=hint)
 
 
@@ -303,21 +299,29 @@ def _continue(pid: int) -> None:
         _signal(pid, signal.SIGCONT)
 
 
-def continue_stopped(lock: Path, pids: Iterable[int]) -> list[int]:
-    """Continue what is stopped of a share: those of `pids`, its `tranche run`, and all that they have started; returns those.
+def continue_stopped(lock: Path, pids: Iterable[int] = (), alone: Iterable[int] = ()) -> list[int]:
+    """Continue what is stopped of a share: holders of its lock, the `pids`, all that these have started, and those `alone`.
 
-    A stopped `tranche run` would not see its command end, and a command may wait for what it has started to save.
+    Returns what was stopped. A command may wait until what it has started has saved.
     """
-    found = {*holders_of(lock), *(each for pid in pids for each in (pid, *ancestors_of(pid)[:1]))}
+    found = {*holders_of(lock), *pids}
     below = list(found)
     while below:
         below = [child for pid in below for child in children_pids(pid) if child not in found]
         found.update(below)
-    stopped = sorted(filter(process_stopped, found))
+    stopped = sorted(filter(process_stopped, found.union(alone)))
     for pid in stopped:
         with suppress(PermissionDenied):
             _signal(pid, signal.SIGCONT)
     return stopped
+
+
+def _parent_of_ended(keeper: Keeper) -> int:
+    """The process that has yet to notice that the keeper's command has ended; 0 if there is none."""
+    if not isinstance(keeper, ProcessKeeper) or not keeper.pid:
+        return 0
+    stat = process_stat(keeper.pid)
+    return stat.parent if stat is not None and stat.started == keeper.started and not stat.lives else 0
 
 
 def _await_owner(host: Host, allocation_id: str) -> None:

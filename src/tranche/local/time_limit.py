@@ -287,14 +287,13 @@ def _end_overdue(host: Host, allocation: Allocation, grace: float) -> None:
     )
     lock = host.places.allocation(allocation.id)
     if isinstance(allocation.keeper, ProcessKeeper) and not allocation.keeper.begun:
-        for pid in filter(
-            process_stopped, holders_of(lock)
-        ):  # `tranche run` itself, which would start its command now; nothing runs in the share yet
+        # `tranche run` itself would start its command now; nothing runs in the share yet.
+        for pid in filter(process_stopped, holders_of(lock)):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         return
     # `tranche run` may be among them: it ends its command itself, and returns the exit code.
-    stopped = continue_stopped(lock, ())
+    stopped = continue_stopped(lock)
     until = time.monotonic() + (_WAKES_WITHIN_SECONDS if stopped else 0.0)
     while is_held(lock) and time.monotonic() < until:
         time.sleep(_POLL_SECONDS)
