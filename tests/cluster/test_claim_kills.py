@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations, cycle
@@ -76,25 +76,31 @@ class Churn:
     def look(self) -> None:
         """Who ran still runs, in the same container."""
         with suppress(ClusterError, OSError):
-            for item in pods_in(self.cluster, self.namespace):
-                name, status = item["metadata"]["name"], item["status"]
-                if name not in self.alive:
-                    continue
-                assert status["phase"] in ("Pending", "Running"), f"{name}: {status}"
-                for container in status.get("containerStatuses") or ():
-                    if "running" in container["state"]:
-                        before = self.running.setdefault(name, container["containerID"])
-                        assert before == container["containerID"], f"{name} was begun anew"
+            see_still_running(pods_in(self.cluster, self.namespace), self.alive, self.running)
 
-    def unsettled(self) -> list[str]:
-        """The pods that neither run nor wait for room, with what is said of them."""
-        found = []
-        for item in pods_in(self.cluster, self.namespace):
-            conditions = {each["type"]: each["status"] for each in item["status"].get("conditions") or ()}
-            waits = conditions.get("PodScheduled") == "False"
-            if item["metadata"].get("deletionTimestamp") or not (item["status"]["phase"] == "Running" or waits):
-                found.append(f"{item['metadata']['name']}: {item['status']}")
-        return found
+
+def see_still_running(pods: Iterable[Mapping[str, Any]], alive: Collection[str], running: dict[str, str]) -> None:
+    """Those of the pods that are `alive` wait or run; who is `running`, in which container by pod, still runs in that one."""
+    for item in pods:
+        name, status = item["metadata"]["name"], item["status"]
+        if name not in alive:
+            continue
+        assert status["phase"] in ("Pending", "Running"), f"{name}: {status}"
+        for container in status.get("containerStatuses") or ():
+            if "running" in container["state"]:
+                before = running.setdefault(name, container["containerID"])
+                assert before == container["containerID"], f"{name} was begun anew"
+
+
+def unsettled(cluster: Cluster, namespace: str) -> list[str]:
+    """The pods that neither run nor wait for room, with what is said of them."""
+    found = []
+    for item in pods_in(cluster, namespace):
+        conditions = {each["type"]: each["status"] for each in item["status"].get("conditions") or ()}
+        waits = conditions.get("PodScheduled") == "False"
+        if item["metadata"].get("deletionTimestamp") or not (item["status"]["phase"] == "Running" or waits):
+            found.append(f"{item['metadata']['name']}: {item['status']}")
+    return found
 
 
 def test_claims_survive_the_death_of_whatever_keeps_them(
@@ -143,9 +149,14 @@ def _calm(cluster: Cluster, node: Node, namespace: str, churn: Churn) -> None:
 
     def explain() -> str:
         events = cluster.kubectl("get", "events", "--namespace", namespace, "--field-selector=type=Warning")
-        return "\n".join([*churn.unsettled(), events[-6000:]])
+        return "\n".join([*unsettled(cluster, namespace), events[-6000:]])
 
-    wait_for("every pod runs or waits for room", lambda: not churn.unsettled(), timeout=CALM_SECONDS, explain=explain)
+    wait_for(
+        "every pod runs or waits for room",
+        lambda: not unsettled(cluster, namespace),
+        timeout=CALM_SECONDS,
+        explain=explain,
+    )
     churn.look()
     said = wait_for("each running pod has said its device", lambda: _said(cluster, namespace))
     claims = claims_in(cluster, namespace)

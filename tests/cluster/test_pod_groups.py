@@ -29,6 +29,7 @@ from cluster.workloads import first_lines, pods_in
 from release.image import MadeImage
 
 from tests.cluster.competition.outages import PARTS, Outages
+from tests.cluster.test_claim_kills import see_still_running, unsettled
 from tests.cluster.test_claims_on_nodes import TRANCHE, claiming, claims_on, gone
 from tests.support.length import rounds
 
@@ -169,15 +170,7 @@ class Gangs:
             seen = first_lines(self.cluster, self.namespace)
             items = pods_in(self.cluster, self.namespace)
             every = {pod for pods in self.alive.values() for pod in pods}
-            for item in items:
-                name, status = item["metadata"]["name"], item["status"]
-                if name not in every:
-                    continue
-                assert status["phase"] in ("Pending", "Running"), f"{name}: {status}"
-                for container in status.get("containerStatuses") or ():
-                    if "running" in container["state"]:
-                        before = self.running.setdefault(name, container["containerID"])
-                        assert before == container["containerID"], f"{name} was begun anew"
+            see_still_running(items, every, self.running)
             held = self._held()
             still = {each["metadata"]["name"] for each in pods_in(self.cluster, self.namespace)}
             for pod, line in seen.items():
@@ -207,16 +200,6 @@ class Gangs:
         taken = (each for gpu in gpus for each in gpu["slices"] if each["allocationIds"])
         return found | {device["uuid"] for each in taken for device in each["devices"]}
 
-    def unsettled(self) -> list[str]:
-        """The pods that neither run nor wait for room, with what is said of them."""
-        found = []
-        for item in pods_in(self.cluster, self.namespace):
-            conditions = {each["type"]: each["status"] for each in item["status"].get("conditions") or ()}
-            waits = conditions.get("PodScheduled") == "False"
-            if item["metadata"].get("deletionTimestamp") or not (item["status"]["phase"] == "Running" or waits):
-                found.append(f"{item['metadata']['name']}: {item['status']}")
-        return found
-
     def calm(self) -> None:
         """Every pod runs or waits; a gang's pods see one device, and two gangs see two, unless both have parts of it."""
 
@@ -225,9 +208,14 @@ class Gangs:
             events = self.cluster.kubectl(
                 "get", "events", "--namespace", self.namespace, "--field-selector=type=Warning"
             )
-            return "\n".join([*self.unsettled(), listed, events[-6000:]])
+            return "\n".join([*unsettled(self.cluster, self.namespace), listed, events[-6000:]])
 
-        wait_for("every pod runs or waits", lambda: not self.unsettled(), timeout=CALM_SECONDS, explain=explain)
+        wait_for(
+            "every pod runs or waits",
+            lambda: not unsettled(self.cluster, self.namespace),
+            timeout=CALM_SECONDS,
+            explain=explain,
+        )
         self.look()
         said = wait_for("each running pod has said its device", self._said)
         users: dict[str, set[str]] = {}

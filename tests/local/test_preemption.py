@@ -315,7 +315,8 @@ def test_a_detached_run_waits_again(opened: object) -> None:
     holder.wait(60)
     wait_until(lambda: len(starts(user.home)) == 2)
     wait_until(lambda: [each["status"] for each in user.jobs()] == ["running"])
-    assert user.tranche("job delete exp7")[0] == 0
+    code, said = user.tranche("job delete exp7")
+    assert code == 0, said
     assert user.jobs() == []
 
 
