@@ -22,6 +22,7 @@ help:            ## list the targets
 setup: $(STAMP)  ## create the virtual environment with the locked dependencies
 
 $(STAMP): requirements.lock pyproject.toml
+	@echo "installing the locked dependencies into $(VENV) (a minute or two)" >&2
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

@@ -104,4 +104,4 @@ def test_layouts_by_name() -> None:
     with pytest.raises(LayoutUnknown) as refused:
         boot_layout(named("all-1g.6gb"), file, node)
     assert "did you mean" in refused.value.hint
-    assert "layouts.yaml has: custom" in refused.value.hint
+    assert "layouts.yaml has the layouts custom" in refused.value.hint

@@ -147,11 +147,12 @@ class LayoutFile:
 
     def select(self, name: str | None) -> Layout:
         """The layout of that name, or the only one if no name is given; raises LayoutUnknown."""
-        offered = "the layouts are: " + ", ".join(self.names) if self.layouts else "there are no layouts"
+        none = f"{self.source} has no layouts"
+        offered = f"{self.source} has the layouts {', '.join(self.names)}" if self.layouts else none
         if name is None and len(self.layouts) == 1:
             return self.layouts[0]
         if name is None and not self.layouts:
-            raise LayoutUnknown(f"{self.source} has no layouts", hint="add one under 'mig-configs'")
+            raise LayoutUnknown(none, hint="add one under 'mig-configs'")
         if name is None:
             raise LayoutUnknown(
                 "missing required flag 'selected-config' when more than one config available",
@@ -162,7 +163,7 @@ class LayoutFile:
                 return layout
         raise LayoutUnknown(
             f"selected mig-config not present: {name}",
-            hint=f"{did_you_mean(name or '', self.names)}{self.source}: {offered}",
+            hint=f"{did_you_mean(name or '', self.names)}{offered}",
         )
 
 

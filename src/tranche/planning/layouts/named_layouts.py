@@ -58,7 +58,7 @@ def generate_layouts(node: NodeState) -> LayoutFile:
             if profile.name == name
         }
         layouts.append(Layout("all-" + str(name).replace("+", "."), _specs(counts, several=len(profiles) > 1)))
-    return LayoutFile(tuple(sorted(layouts, key=lambda layout: layout.name)), "the generated layouts of this machine")
+    return LayoutFile(tuple(sorted(layouts, key=lambda layout: layout.name)), "this machine")
 
 
 def most_instances(profile: GpuInstanceProfile) -> int:
@@ -204,7 +204,7 @@ def boot_layout(wanted: PartitionSpec | str, file: LayoutFile, node: NodeState) 
     if isinstance(wanted, str):
         if wanted in file.names:
             return file.select(wanted)
-        declared = f"{file.source} has: {', '.join(file.names)}; " if file.layouts else ""
+        declared = f"{file.source} has the layouts {', '.join(file.names)}; " if file.layouts else ""
         return _brought(wanted, node, file, f"{PARTITION}={wanted} does not name a layout", declared)
     capable = [gpu for gpu in node if gpu.mig_capable or gpu.lost]
     if not capable:
