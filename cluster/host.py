@@ -26,8 +26,12 @@ from release.progress import Say
 from cluster.errors import ClusterError, UnsuitableMachine
 from cluster.units import hierarchies, is_unified
 
-# What a kubelet and the bridge plugin write to.
+_INOTIFY = "fs/inotify/max_user_instances"
+_INOTIFY_INSTANCES = 1024
+"""Two nodes, with containerd and kubelet and what their pods watch, use most of the kernel's default of 128."""
+# What a kubelet, the bridge plugin and this module write to.
 SYSCTLS = (
+    _INOTIFY,
     "kernel/panic",
     "kernel/panic_on_oops",
     "kernel/keys/root_maxkeys",
@@ -85,7 +89,7 @@ def host_lock() -> Iterator[int]:
 
 
 def prepare_host() -> None:
-    """Write down how the machine is, unless a cluster has done so, and make the folders that nodes mount over.
+    """Write down how the machine is, unless a cluster has done so; make the folders that nodes mount over; allow more watches.
 
     The caller holds the lock.
     """
@@ -97,6 +101,9 @@ def prepare_host() -> None:
         unfinished.replace(record)
     for folder in NODE_FOLDERS:
         os.makedirs(folder, exist_ok=True)
+    if int(read_sysctl(_INOTIFY) or _INOTIFY_INSTANCES) < _INOTIFY_INSTANCES:
+        with suppress(OSError):  # read-only in some containers
+            _write_sysctl(_INOTIFY, str(_INOTIFY_INSTANCES))
 
 
 def restore_host() -> None:
@@ -109,7 +116,7 @@ def restore_host() -> None:
         before = json.loads(record.read_text())
         for name, value in before["sysctls"].items():
             if read_sysctl(name) != value:
-                (Path("/proc/sys") / name).write_text(value)
+                _write_sysctl(name, value)
         for folder in before["folders"]:
             if os.path.isdir(folder) and not os.listdir(folder):
                 os.rmdir(folder)
@@ -133,6 +140,10 @@ def read_sysctl(name: str) -> str | None:
         return (Path("/proc/sys") / name).read_text().strip()
     except OSError:
         return None
+
+
+def _write_sysctl(name: str, value: str) -> None:
+    (Path("/proc/sys") / name).write_text(value)
 
 
 def _locked() -> int:

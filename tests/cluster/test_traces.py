@@ -58,6 +58,7 @@ def test_the_machine_is_left_as_it_was_found(own_root: Path) -> None:
         during = MachineState.now(_OWN_NAME)
         assert {"cgroups", "interfaces", "addresses", "sysctls", "folders", "programs"} <= before.changes(during).keys()
         assert read_sysctl("kernel/panic") == "10"
+        assert int(read_sysctl("fs/inotify/max_user_instances") or 0) >= 1024
 
         assert remove_cluster(_OWN_NAME)
 
