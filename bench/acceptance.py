@@ -178,8 +178,8 @@ def run(report: Report) -> None:
         "Accepted requests",
         f"The benchmark requests and releases slices of {GPUS} {BOARD} GPUs. Requests that do not fit are rejected.",
         f"The load is {loads} of what would fit if slices could move freely, in {len(MIXES)} mixes of profiles.",
-        f"Each run has {ARRIVALS:,} requests. Each cell shows how many more are rejected than with free moves,"
-        " in percentage points.",
+        f"Each run has {ARRIVALS:,} requests. Each cell shows, in percentage points, how many more"
+        " are rejected than with free moves.",
         "The last two columns weight each request by its compute slices.",
     )
     found = on_all_cores({(mix, load): (_cell, MIXES[mix], load) for mix in MIXES for load in LOADS})

@@ -83,8 +83,9 @@ def run(report: Report) -> None:
         f"{CLAIMS} claims at once, beside NVIDIA's driver",
         f"{CLAIMS} pods, each with a claim for {_PROFILE}, arrive together on a node with eight A100-40GB GPUs and no instances.",
         f"Then the same pods arrive again and use existing instances. Finally, {SINGLE_CLAIMS} pods arrive one after another.",
-        "A claim's time runs from the kubelet's first NodePrepareResources call to the answer. GPU operations take no time.",
-        f"NVIDIA's driver is {pinned_version()} with the feature gate DynamicMIG, and it prepares claims one by one.",
+        "A claim's time is measured from the kubelet's first NodePrepareResources call until the response."
+        " GPU operations take no time.",
+        f"NVIDIA's driver is {pinned_version()} with the DynamicMIG feature gate, and prepares claims one by one.",
         f"Times are medians of {ROUNDS} rounds, in milliseconds for claims and in seconds for pods.",
     )
     rows = []

@@ -77,7 +77,7 @@ def run(report: Report) -> None:
     report.section(
         "Partitioning eight A100 GPUs into 56 slices",
         f"The machine is a simulated {MACHINE}. Times are medians of {OUR_RUNS} runs, or of {BASELINE_RUNS} for the baseline.",
-        "The baseline is a model of mig-parted: for one GPU at a time, it destroys the instances and creates the new ones.",
+        "The baseline is a model of mig-parted: one GPU at a time, it destroys the instances and creates the new ones.",
     )
     report.table(["from", "Tranche", "one at a time", "ratio", "Tranche's own work"], rows)
     report.verdict(f"Tranche is at least {TARGET:g} times as fast.", min(ratios) >= TARGET)

@@ -43,7 +43,7 @@ def run(report: Report) -> None:
     report.section(
         "The order of devices for Kubernetes' scheduler",
         f"A simulated scheduler serves claims on {FLEET} nodes with {GPUS} A100-40GB GPUs each.",
-        "It picks a random node that has room, and then the first device in the node's list that fits.",
+        "It picks a random node that has room, and then the first fitting device in the node's list.",
         "At a load of 1, the pods would fill every GPU if slices could move freely.",
         f"Each cell gives the percentage of pods that cannot be placed, as the mean of {len(SEEDS)} seeds.",
     )

@@ -95,12 +95,13 @@ def run(report: Report) -> None:
         tranche(ours, "sim", "create", "lab", *("--gpu", _BOARD) * _GPUS)
         waits = _replayed(commands, folder, {"tranche": _our_start(ours), "slurm": _slurm_start(slurm)})
         cycle = _slurm_cycle(slurm)
-    sizes = " or ".join(each.name for each in SIZES)
+    *first, last = (each.name for each in SIZES)
     layout = ", ".join(f"{count} {size.gres}" for size, count in gpus.items())
     report.section(
         "Beside Slurm on one machine",
-        f"{len(commands)} commands each request {sizes} for {_SHORTEST:.0f} to {_LONGEST:.0f} s.",
-        f"They first request {' and then '.join(PHASES)}. On average, they request {_LOAD:.0%} of {_GPUS} simulated {_BOARD}.",
+        f"Each of {len(commands)} commands requests {', '.join(first)} or {last} for {_SHORTEST:.0f} to {_LONGEST:.0f} s.",
+        f"The commands first request {' and then '.join(PHASES)}."
+        f" On average, they request {_LOAD:.0%} of {_GPUS} simulated {_BOARD} GPUs.",
         "Tranche creates slices on demand. Slurm 22.05 uses backfill and the fixed layout that suits all commands best",
         f"(GPUs: {layout}).",
     )
