@@ -44,7 +44,7 @@ def metrics_part() -> str:
         "",
         "## The names of DCGM",
         "",
-        f"Each metric has the labels {', '.join(f'`{label}`' for label in dcgm.LABELS)}.",
+        f"Each metric has these labels: {', '.join(f'`{label}`' for label in dcgm.LABELS)}.",
         "",
         "| DCGM's name | the value of |",
         "|---|---|",

@@ -84,8 +84,8 @@ AGENT_OPTIONS = (
     click.Option(
         ["--stand-by"],
         is_flag=True,
-        help="Report ready while another agent serves this machine, and take over when it exits. Default: report ready "
-        "only after taking over.",
+        help="Report ready while another agent is serving this machine, and take over when that agent exits. Default: "
+        "report ready only after taking over.",
     ),
     click.Option(
         ["--host-root"],
@@ -139,14 +139,14 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             envvar="TRANCHE_LAYOUTS",
             default="tranche-layouts",
             show_default=True,
-            help="ConfigMap with layouts under the key config.yaml. Without it, a node uses layouts generated for its GPUs.",
+            help="ConfigMap with layouts under the config.yaml key. Without it, a node uses layouts generated for its GPUs.",
         ),
         click.Option(
             ["--default-layout"],
             metavar="NAME",
             envvar="TRANCHE_DEFAULT_LAYOUT",
             default="",
-            help="Layout for nodes without the label nvidia.com/mig.config. Default: leave these nodes unchanged.",
+            help="Layout for nodes without the nvidia.com/mig.config label. Default: leave these nodes unchanged.",
         ),
         click.Option(
             ["--in-use"],
@@ -176,7 +176,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             metavar="N|N%",
             envvar="TRANCHE_MAX_UNAVAILABLE",
             default="",
-            help="Maximum number or percentage of nodes that can change their layout at the same time. Default: no limit.",
+            help="Maximum number or percentage of nodes that can change their layouts at once. Default: no limit.",
         ),
     ),
     "feature-labels": (),
@@ -242,15 +242,15 @@ PLUGIN_OPTIONS = (
         metavar="NAME",
         envvar="PLUGIN_CONFIG_MAP",
         default="",
-        help="ConfigMap with configuration files, instead of --config-file. The node label nvidia.com/device-plugin.config "
-        "names the key.",
+        help="ConfigMap with configuration files, instead of --config-file. The nvidia.com/device-plugin.config node "
+        "label names the key.",
     ),
     click.Option(
         ["--default-config"],
         metavar="KEY",
         envvar="DEFAULT_CONFIG",
         default="",
-        help="Key in the plugin's ConfigMap for nodes without the label nvidia.com/device-plugin.config. [$DEFAULT_CONFIG]",
+        help="Key in the plugin's ConfigMap for nodes without the nvidia.com/device-plugin.config label. [$DEFAULT_CONFIG]",
     ),
     click.Option(
         ["--fallback-strategies"],
@@ -258,7 +258,7 @@ PLUGIN_OPTIONS = (
         envvar="FALLBACK_STRATEGIES",
         default="named,single",
         show_default=True,
-        help="Fallbacks to try, in order, if neither the label nor --default-config names a key: named (the key `default`), "
+        help="Fallbacks to try, in order, if neither the label nor --default-config names a key: named (the `default` key), "
         "single (the only key) or empty (no file). [$FALLBACK_STRATEGIES]",
     ),
 )

@@ -67,9 +67,9 @@ def command(context: click.Context, settings_file: str, timeout: float) -> None:
     Without a subcommand, the command reads MIG_PARTITION from the file named by --file. The value is a layout name, or
     a list of profiles in the format of `nvidia-smi mig -cgi`, such as 19,19,19 or 3*1g.5gb.
 
-    The command waits for the driver, keeps slices that are already correct, and never changes a slice in use. It
-    finishes within two minutes after the driver is ready. The systemd unit runs the command before the kubelet starts.
-    The kubelet starts even if the command fails.
+    The command waits for the driver, keeps correct slices, and never changes a slice in use. It finishes at most two
+    minutes after the driver is ready. The systemd unit runs the command before the kubelet starts. The kubelet starts
+    even if the command fails.
     """
     context.meta[_TIMEOUT_KEY], context.meta[_FILE_KEY] = timeout, settings_file
     if context.invoked_subcommand is None:

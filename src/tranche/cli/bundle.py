@@ -73,7 +73,7 @@ def command(
     """Write an archive for a bug report.
 
     The archive contains versions, checks, GPUs, shares, the journal, events, layouts and logs. The command lists the
-    files and asks for confirmation before it writes the archive. The files contain only fields that Tranche knows: no
+    files and asks for confirmation before writing the archive. The files contain only fields that Tranche knows: no
     environment variables, no secrets and no messages from other programs. They contain program names, but not
     arguments.
 

@@ -52,7 +52,7 @@ _OPTIONS = [
         metavar="NAME",
         default="X-Remote-Group",
         show_default=True,
-        help="Header with one of the user's groups, for --proxy-secret; the proxy can send it more than once.",
+        help="Header with one of the user's groups, for --proxy-secret; the proxy can repeat it.",
     ),
     click.Option(
         ["--act"],
@@ -75,10 +75,9 @@ _OPTIONS = [
 def command(log_format: str, verbose: bool, **options: Any) -> None:
     """Serve a live page for a Kubernetes cluster until SIGTERM.
 
-    The page shows nodes, GPUs, slices, waiting pods and why they wait, and events. Its data comes from agents with
+    The page shows nodes, GPUs, slices, events, and why pods are waiting. Its data comes from agents started with
     --tell-view. Users sign in with a Kubernetes token. They see names only in namespaces where they can list pods.
-    Elsewhere, the page shows "another namespace" instead. With dashboard.enabled, the chart runs the server in a
-    Deployment.
+    Elsewhere, the page shows "another namespace". With dashboard.enabled, the chart runs the server in a Deployment.
     """
     try:
         from tranche.dashboard.cluster.cluster_app import serve_cluster_page

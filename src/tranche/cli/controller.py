@@ -77,7 +77,7 @@ def command(
 ) -> None:
     """Run the controller for a Kubernetes cluster until SIGTERM.
 
-    In namespaces that opt in, the controller's webhook turns annotations of new pods into claims. On a cluster without
+    In namespaces that opt in, the controller's webhook turns annotations on new pods into claims. On a cluster without
     claims, one replica chooses shares for waiting pods instead. The controller creates its own certificate and
     publishes it. The chart runs two replicas in a Deployment.
     """

@@ -17,7 +17,9 @@ from tranche.node.host import Host
 
 @click.command(cls=TrancheCommand)
 @click.argument("gpus", metavar="GPU...", nargs=-1, required=True)
-@click.option("--reason", default="", metavar="TEXT", help="Reason to show to users who wait because of the cordon.")
+@click.option(
+    "--reason", default="", metavar="TEXT", help="Reason to show to users who are waiting because of the cordon."
+)
 @click.pass_obj
 def cordon(settings: Settings, /, gpus: tuple[str, ...], reason: str) -> None:
     """Keep new requests off the given GPUs.

@@ -31,8 +31,8 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
     """Serve a live page for this machine until Ctrl-C.
 
     The page shows GPUs, slices, shares, the queue and events. The server listens only on 127.0.0.1 and requires the
-    token in the address that it prints. It keeps the token in a file that only you can read. With --act, it uses a
-    second token; anyone who has this token can act with your permissions. Before each action, the page shows the plan.
+    token in the printed address. It keeps the token in a file that only you can read. With --act, it uses a second
+    token; anyone who has this token can act with your permissions. Before each action, the page shows the plan.
 
     To open the page from another machine, use a tunnel: ssh -L 8899:127.0.0.1:8899 MACHINE.
     """

@@ -44,7 +44,7 @@ _REAL_SPEED = 1.0
     is_flag=True,
     help="Use the GPUs on this machine, which must be idle and have no slices. The jobs only sleep.",
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation. Only --real asks.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation with --real.")
 @click.option(
     "--speed",
     metavar="FACTOR",

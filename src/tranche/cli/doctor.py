@@ -78,7 +78,7 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     the driver. With --cluster, it checks the agents, nodes, layouts, resources, permissions and policies that your
     account can read.
 
-    It changes nothing. The exit code is 1 if a check fails, and 0 otherwise. Warnings do not affect it.
+    It changes nothing. The exit code is 1 if a check fails, and 0 otherwise, even with warnings.
     """
     refuse_kubeconfig_alone(kubeconfig, cluster)
     if cluster:

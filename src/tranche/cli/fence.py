@@ -30,18 +30,18 @@ from tranche.node.store.register import user_name
 @output_option()
 @click.pass_obj
 def fence(settings: Settings, /, on: bool, off: bool, exempt: tuple[str, ...], output: str) -> None:
-    """Let users open GPUs only in shares.
+    """Let users open only the GPUs in their shares.
 
-    With the fence, the kernel lets commands started with `tranche run` open only the GPUs and slices of their shares.
+    With the fence, the kernel lets commands started with `tranche run` open only the GPUs and slices in their shares.
     Programs that a user starts outside a share, in a login session or by cron, cannot open any GPU. Programs that
-    already have a GPU open can continue to use it. If some shares began before the fence, all users' sessions can still
-    open GPUs until the last of these shares ends.
+    already have a GPU open can continue to use it. If some shares are older than the fence, all users' sessions can
+    still open GPUs until the last of these shares ends.
 
-    Without --on or --off, the command changes nothing. It shows the state of the fence, the shares that began before
-    it, and the programs that use a GPU outside a share.
+    Without --on or --off, the command changes nothing. It shows the state of the fence, the shares older than the
+    fence, and the programs using a GPU outside a share.
 
-    The fence needs the service, cgroup version 2, and systemd for sessions. The service restores the fence after a
-    reboot.
+    The fence needs the service, cgroup version 2, and sessions managed by systemd. The service restores the fence after
+    a reboot.
 
     \b
     $ tranche policy fence

@@ -45,12 +45,12 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     """List GPUs, their slices and their holders.
 
     Each slice appears below its GPU, with the index of its MIG device. The MIG column shows who created the slice:
-    `tranche` or `foreign`. Without permission to read the ledger, the list shows only the hardware.
+    `tranche` or `foreign`. If you cannot read the ledger, the list shows only the hardware.
 
     With -o svg, the output is a picture for tickets and reports, with slices ordered by placement.
 
     With --cluster, the list shows the GPUs that nodes offer to claims and the shares that pods hold, if your account
-    can read them. It does not show GPUs that device plugins manage; to count those, use tranche nodes.
+    can read them. It does not show GPUs that device plugins manage; to count these GPUs, use tranche nodes.
     """
     refuse_kubeconfig_alone(kubeconfig, cluster)
     if cluster and output == "svg":

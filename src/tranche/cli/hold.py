@@ -32,9 +32,10 @@ def command(context: click.Context, /, output: str, **options: Any) -> None:
     Like tranche run, the command waits for the share. Then it prints the share's environment variables in shell syntax
     and exits. Programs with these variables use the share.
 
-    The share ends with the session, for example when you log out, when you close the window, or when the cron job ends.
-    It also ends with tranche release, or after --time. If programs still use the share, it lasts until they end. A
-    script that you start in a terminal belongs to the terminal's session, so the script must release its share itself.
+    The share ends with the session, for example when you log out or close the window, or when the cron job ends. It
+    also ends with tranche release, or at the --time limit. If programs are still using the share, it lasts until they
+    end. A script that you start in a terminal belongs to the terminal's session, so the script must release the share
+    itself.
 
     \b
     $ eval "$(tranche hold --gpu-memory 8G)"

@@ -149,15 +149,15 @@ def _job_row(job: KubeJob, now: datetime) -> tuple[object, ...]:
     return (job.name, job.request, job.status, job.ready, f"{job.succeeded}/{job.completions}", age)
 
 
-@command.command("describe", short_help="Show a job, its pods, and why they are waiting.")
+@command.command("describe", short_help="Show a job, its pods, and why pods are waiting.")
 @click.argument("name")
 @target_options
 @output_option()
 def describe_(name: str, namespace: str | None, kubeconfig: str | None, output: str) -> None:
-    """Show a job, its pods, and why they are waiting.
+    """Show a job, its pods, and why pods are waiting.
 
     The output lists each pod's share, and explains why the first pending pod is waiting. For another pod, use tranche
-    explain pod/NAME. A detached run has no pods: the output shows its command, folder and share.
+    explain pod/NAME. A detached run has no pods, so the output shows its command, folder and share.
     """
     if (own := _own_job(name, namespace, kubeconfig)) is not None:
         from tranche.cli import detached
@@ -247,7 +247,7 @@ def logs(
 ) -> None:
     """Print a job's logs.
 
-    If the job has several pods, each line begins with its pod's name. With --follow, the command also waits for pods
+    If the job has several pods, each line begins with the pod's name. With --follow, the command also waits for pods
     that have not started yet. If a container did not start or was killed, stderr shows the kubelet's reason.
     """
     if (found := _own_job(name, namespace, kubeconfig, pod)) is not None:
@@ -372,10 +372,11 @@ def _hand_to_kubectl(
 def wait(
     names: tuple[str, ...], namespace: str | None, kubeconfig: str | None, state: str, timeout: float | None
 ) -> None:
-    """Wait until all of these jobs have completed or are running.
+    """Wait until all the named jobs have completed or are running.
 
-    The exit code is 48 if a job fails or is deleted in a cluster, and 70 after the timeout. For a finished detached run,
-    it is the command's exit code. With several jobs, it is the first that is not 0, in the order of the names.
+    If a job in a cluster fails or is deleted, the exit code is 48; after the timeout, it is 70. For a finished detached
+    run, it is the command's exit code. With several jobs, it is the first non-zero code, in the order in which you name
+    the jobs.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     first = 0
@@ -439,7 +440,7 @@ def _reached(job: KubeJob, state: str) -> str:
 @click.option("--lost", is_flag=True, help="Restart lost runs, which were killed or ended by a reboot.")
 @click.pass_obj
 def restart(settings: Settings, /, names: tuple[str, ...], lost: bool) -> None:
-    """Start your detached runs on this machine again.
+    """Restart your detached runs on this machine.
 
     A run that has ended or is lost starts again with the same command, request, folder and environment. Tranche appends
     its output to the previous output. With --lost, the command waits up to two minutes for the service. To restart lost
@@ -465,8 +466,8 @@ def delete(settings: Settings, /, names: tuple[str, ...], namespace: str | None,
     """Delete jobs with their pods and claims.
 
     Running commands receive SIGTERM, and SIGKILL after 30 seconds. The command deletes only jobs that tranche submit
-    created. It keeps a detached run that has ended if processes still hold its share. If one job cannot be deleted, the
-    command still deletes the others, and exits with the first error's exit code.
+    created. If processes still hold the share of a detached run that has ended, the command keeps the run. If one job
+    cannot be deleted, the command still deletes the others, and exits with the first error's exit code.
     """
     failures: list[TrancheError] = []
     of_cluster = []

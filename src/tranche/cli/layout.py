@@ -113,12 +113,12 @@ def apply(
 ) -> None:
     """Apply a layout to the GPUs.
 
-    The command changes as few instances as possible: instances that are already correct remain and keep their UUIDs. It
-    destroys idle instances that are not in the layout, even if another tool created them. It resets a GPU only if a MIG
-    mode change requires a reset.
+    The command changes as few instances as possible: correct instances remain and keep their UUIDs. It destroys idle
+    instances that are not in the layout, even if another tool created them. It resets a GPU only if a MIG mode change
+    requires a reset.
 
     Tranche never changes an instance in use. If an instance in use blocks the layout, the command changes nothing and
-    shows what uses the instance. If a step fails, the command undoes the change.
+    shows what is using that instance. If a step fails, the command undoes the change.
     """
     how = _ChangeOptions(**options)
     environment: dict[str, object] = {
@@ -159,8 +159,8 @@ def apply(
 def restore(settings: Settings, /, checkpoint_file: str | None, **options: Any) -> None:
     """Restore the MIG modes and instances from a checkpoint.
 
-    Instances at their recorded placement remain. Like tranche layout apply, the command destroys other instances and
-    creates missing ones.
+    Instances at their recorded placements remain unchanged. Like tranche layout apply, the command destroys other
+    instances and creates missing ones.
     """
     path, how = required_checkpoint_file(checkpoint_file), _ChangeOptions(**options)
     environment: dict[str, object] = {

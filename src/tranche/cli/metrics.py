@@ -23,7 +23,7 @@ _OPTIONS = [
         ["--textfile"],
         metavar="FILE",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Write the metrics atomically to FILE, for the textfile collector of node exporter. Default: stdout.",
+        help="Write the metrics atomically to FILE, for node exporter's textfile collector. Default: stdout.",
     ),
     metric_names_option("--names"),
 ]
@@ -35,8 +35,8 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
     """Print this machine's metrics for Prometheus.
 
     The output is in the OpenMetrics format. It covers GPUs, slices, holders, the queue and changes. A metric that
-    cannot be measured has no value. If the command cannot read the machine, it removes all values from the text file.
-    On a Kubernetes node, the agent serves these metrics and more at /metrics.
+    cannot be measured has no value. If the command cannot read the machine, it removes all values from the --textfile
+    file. On a Kubernetes node, the agent serves these metrics and more at /metrics.
     """
     try:
         from tranche.metrics.exposition import exposed

@@ -68,7 +68,7 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...]) -> None:
     """Set the policy for GPUs.
 
     POLICY is auto, mig, shared or off. With auto, the default, Tranche shares a GPU in whichever way a request needs.
-    With mig, it gives only slices, each to one holder. With shared, it gives only parts of the GPU and creates no
+    With mig, it grants only slices, each to one holder. With shared, it grants only parts of the GPU and creates no
     slices. With off, it does not share the GPU. Every policy allows requests for whole GPUs. No policy affects existing
     shares.
 
@@ -93,7 +93,7 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...]) -> None:
 @_GPU_OPTION
 @click.pass_obj
 def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
-    """Remove the policies and time slices of GPUs.
+    """Remove the policies and time-slice lengths of GPUs.
 
     \b
     $ tranche policy unset --gpu 3
@@ -118,7 +118,7 @@ def list_(settings: Settings, /, output: str) -> None:
     """List the policy of each GPU, and the quotas and weights of users and groups.
 
     SET FOR shows where the policy was set: gpu, all, or nothing for the default. In a user's quota, a dash means that
-    the limit for all users applies, if any.
+    the limit for all users, if any, applies.
 
     \b
     $ tranche policy list
@@ -199,13 +199,13 @@ def list_(settings: Settings, /, output: str) -> None:
 @click.option(
     "--gpus",
     metavar="N",
-    help="Maximum number of GPUs held at the same time, such as 1.5. A slice counts as its fraction of a GPU.",
+    help="Maximum number of GPUs held at once, such as 1.5. A slice counts as its fraction of a GPU.",
 )
-@click.option("--gpu-memory", metavar="SIZE", help="Maximum GPU memory held at any one time, such as 40G.")
+@click.option("--gpu-memory", metavar="SIZE", help="Maximum GPU memory held at once, such as 40G.")
 @click.option(
     "--shares",
     metavar="N",
-    help="Maximum number of shares held at the same time. A request for several GPUs gets several shares.",
+    help="Maximum number of shares held at once. A request for several GPUs gets several shares.",
 )
 @click.option(
     "--time",
@@ -278,7 +278,7 @@ def quota(
 @click.option(
     "--off",
     is_flag=True,
-    help="Restore order of arrival and remove all weights; with --user or --group, remove only their weights.",
+    help="Restore the order of arrival and remove all weights; with --user or --group, remove only their weights.",
 )
 @click.pass_obj
 def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...], weight: str | None, off: bool) -> None:
@@ -289,7 +289,7 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
     usage. Users with equal usage are served in order of arrival.
 
     A weighted group competes as one user, and its members share the group's GPU time. A user in several weighted groups
-    belongs to the alphabetically first one.
+    belongs to the first one in alphabetical order.
 
     \b
     $ tranche policy fair
@@ -330,8 +330,8 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
 def idle(settings: Settings, /, after: str | None, end: bool, off: bool) -> None:
     """Set when a share counts as idle, and whether Tranche ends idle holds.
 
-    `tranche ps` shows idle shares, and `tranche explain` shows those that block a request. With --end, Tranche ends an
-    idle hold and its programs, as it does at a time limit. It never ends an idle command of `tranche run`.
+    `tranche ps` shows idle shares, and `tranche explain` shows which of them block a request. With --end, Tranche ends
+    an idle hold and its programs, as it does at a time limit. It never ends an idle command of `tranche run`.
 
     \b
     $ tranche policy idle --after 45m

@@ -29,18 +29,18 @@ from tranche.planning.decide.quota import holders_beyond
 
 
 @click.command("apply", cls=TrancheCommand)
-@click.option("-f", "--file", metavar="FILE", required=True, help="File of kind Policy, YAML or JSON; - for stdin.")
+@click.option("-f", "--file", metavar="FILE", required=True, help="Policy file, YAML or JSON; - for stdin.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @output_option()
 @click.pass_obj
 def apply(settings: Settings, /, file: str, dry_run: bool, output: str) -> None:
     """Set the policy from a file.
 
-    Each section in the file replaces that part of the policy. Parts without a section in the file remain unchanged. The
-    keys sharing, timeslice and gpus form one section; the other sections are quotas, fair, idle, preemption and fence.
-    `tranche policy export` writes the current policy in this format.
+    Each section in the file replaces the corresponding part of the policy. Parts without a section remain unchanged.
+    The sharing, timeslice and gpus keys form one section; the other sections are quotas, fair, idle, preemption and
+    fence. `tranche policy export` writes the current policy in this format.
 
-    The command lists changes, users and groups that hold more than their new quotas, and waiting requests that can no
+    The command lists the changes, the users and groups above their new quotas, and the waiting requests that can no
     longer start. Running commands continue. The command changes the fence first, then everything else in one step. If
     the command is killed in between, run it again.
 

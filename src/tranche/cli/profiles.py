@@ -35,7 +35,7 @@ def command(settings: Settings, /, board: str | None, gpu: str | None, boards: b
     """List the MIG profiles of GPUs and boards.
 
     Without options, the list contains the profiles of this machine's GPUs. FREE is the number of instances that fit
-    next to the existing ones, whether those are busy or idle. PLACEMENTS has the form {starts}:size, in memory slices.
+    next to the existing instances, busy or idle. PLACEMENTS has the form {starts}:size, in memory slices.
 
     \b
     $ tranche profiles --gpu 0

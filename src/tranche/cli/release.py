@@ -35,8 +35,8 @@ def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: f
     ID is the id of an allocation or of a waiting request; a unique prefix is enough.
 
     Tranche releases a share when its workload ends. To end the workload now, add --terminate; without it, the command
-    fails while the workload runs. A share from tranche hold needs --terminate only while programs use it. After the
-    release, the share's instance remains idle for the next request.
+    fails while the workload is running. A share from tranche hold needs --terminate only while programs are using it.
+    After the release, the share's instance remains idle for the next request.
     """
     reading = not register_places(settings, reading=True).writable  # users may end what is theirs
     with open_host(settings, reading=reading, changes_own_share=allocation_id) as host:

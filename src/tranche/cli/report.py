@@ -42,7 +42,7 @@ def command(settings: Settings, /, days: int | None, month: str | None, by: str,
     """Report users' GPU time.
 
     In GPU-HOURS, a slice or a part counts as its fraction of a GPU. SHARE-HOURS is the total time for which shares were
-    held. SHARES is the number of shares, including running ones. Days are in UTC, and a user's group is their primary
+    held. SHARES is the number of shares, including running ones. Days are in UTC. A user's group is their primary
     group. The report does not include pods.
 
     \b

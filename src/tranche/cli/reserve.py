@@ -62,11 +62,11 @@ def add(
     users: tuple[str, ...],
     groups: tuple[str, ...],
 ) -> None:
-    """Reserve GPUs starting at a given time.
+    """Reserve GPUs for a given period.
 
-    Before the reservation starts, its GPUs accept only commands with time limits that end before the start. After that,
-    they accept commands only from the named users and groups. If you name none, the GPUs are reserved for maintenance
-    and accept no commands. A reservation never stops a running command.
+    Before the reservation starts, its GPUs accept only commands with time limits that end before the start. After the
+    start, they accept commands only from the named users and groups. If you name none, the GPUs are reserved for
+    maintenance and accept no commands. A reservation never stops a running command.
 
     If none of its users has held or waited for a GPU within 15 minutes of the start, Tranche ends the reservation. With
     --gpus, Tranche chooses the GPUs that will be free first.

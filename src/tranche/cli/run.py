@@ -65,7 +65,7 @@ def command(
 ) -> None:
     """Run a command on a share of a GPU.
 
-    Request the share with one of --gpus, --gpu, --gpu-memory and --mig-profile. If nothing fits, the request waits in
+    Request the share with one of --gpus, --gpu, --gpu-memory or --mig-profile. If nothing fits, the request waits in
     the queue. The command sees only its share, through CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES. When the
     command ends, Tranche releases the share and exits with the command's exit code.
 
@@ -75,7 +75,7 @@ def command(
 
     With --preemptible, the command waits behind all other requests, and can exceed the user's quota. When another
     request needs its GPU, Tranche sends SIGTERM, and SIGKILL 30 seconds later. The command then waits again, and starts
-    from the beginning. An administrator must allow this: tranche policy preemption --on.
+    from the beginning. An administrator must allow this with tranche policy preemption --on.
 
     With --detach, the command reads no input, and its output goes to a file. See tranche job list and tranche job logs.
 

@@ -84,7 +84,7 @@ def create(
 def destroy(name: str) -> None:
     """Remove a simulated machine and its state.
 
-    Programs that run on the machine lose its driver.
+    Running programs lose the machine's driver.
     """
     SimulatedMachine.open(name).destroy()
     say(f"destroyed {name}")
@@ -356,8 +356,8 @@ def _driver_function(_context: click.Context, _parameter: click.Parameter, name:
 def error(machine: Machine, function: str, code: int, calls: int, gpu: int | None) -> None:
     """Make the next calls to a driver function fail.
 
-    FUNCTION is a function in NVML or the CUDA driver, such as nvmlDeviceSetMigMode. The name trancheSimResetGpu
-    makes a GPU reset fail; names such as mpsServerStart make MPS fail.
+    FUNCTION is a function in NVML or the CUDA driver, such as nvmlDeviceSetMigMode. Use trancheSimResetGpu to make a
+    GPU reset fail, and names such as mpsServerStart to make MPS fail.
     """
     machine().inject_error(function, code, calls=calls, gpu=gpu)
     say(f"the next {calls} calls of {function} return {code}" if calls > 1 else f"the next {function} returns {code}")
@@ -371,8 +371,8 @@ def error(machine: Machine, function: str, code: int, calls: int, gpu: int | Non
 def latency(machine: Machine, function: str, seconds: float, gpu: int | None) -> None:
     """Delay each call to a driver function.
 
-    FUNCTION is a function in NVML or the CUDA driver. Each call takes SECONDS longer until `tranche sim inject NAME
-    clear`.
+    FUNCTION is a function in NVML or the CUDA driver. Each call takes SECONDS longer until you run `tranche sim inject
+    NAME clear`.
     """
     machine().inject_latency(function, seconds, gpu=gpu)
     say(f"{function} takes {seconds:g} s longer")
@@ -397,7 +397,7 @@ def xid(machine: Machine, gpu: int, code: int) -> None:
 def lost(machine: Machine, gpu: int) -> None:
     """Make a GPU fall off the bus.
 
-    The GPU remains lost until `tranche sim inject NAME clear`.
+    To restore the GPU, use `tranche sim inject NAME clear`.
     """
     machine().inject_lost(gpu)
     say(f"GPU {gpu} is lost")
@@ -419,7 +419,7 @@ def lost(machine: Machine, gpu: int) -> None:
 def busy(machine: Machine, target: str, pid: int, memory: str) -> None:
     """Make a GPU or slice busy with a client that has no process.
 
-    The client remains until `tranche sim inject NAME clear`. The target is a GPU index, a GPU UUID or a MIG UUID.
+    To remove the client, use `tranche sim inject NAME clear`. The target is a GPU index, a GPU UUID or a MIG UUID.
     """
     found = machine()
     uuid = target_uuid(found, target)
@@ -433,7 +433,7 @@ def busy(machine: Machine, target: str, pid: int, memory: str) -> None:
 def stuck_mode(machine: Machine, gpu: int) -> None:
     """Keep a GPU's MIG mode changes pending.
 
-    They remain pending until `tranche sim inject NAME clear`.
+    They remain pending until you run `tranche sim inject NAME clear`.
     """
     machine().inject_stuck_mode(gpu)
     say(f"MIG mode changes on GPU {gpu} stay pending")

@@ -58,7 +58,7 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Number of pods that run at the same time.",
+    help="Number of pods that run at once.",
 )
 @click.option(
     "--completions",

@@ -52,10 +52,10 @@ _LONGEST_KEY = 8
 def command(settings: Settings, /, once: bool, interval: float, output: str) -> None:
     """Show a live view of GPUs, slices and shares.
 
-    The view shows totals, problems, waiting requests, a bar of memory slices for each GPU, shares and processes. Lost,
+    The view shows totals, problems, waiting requests, shares, processes, and a bar of memory slices for each GPU. Lost,
     faulty and cordoned GPUs come first. Borders separate slices and the parts of a shared device. The percentage shows
-    how busy a GPU is. A dash means that no measurement is available. For a GPU in MIG mode, the percentage is in
-    brackets and shows its busiest slice.
+    how busy a GPU is. A dash means that no measurement is available. For a GPU in MIG mode, the percentage of its
+    busiest slice appears in brackets.
 
     The arrow keys, PgUp, PgDn, Home and End scroll. Press / to search, Esc to show all lines again, and q or
     Ctrl-C to quit.

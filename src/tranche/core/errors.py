@@ -156,7 +156,7 @@ class AllocationUnknown(TrancheError, exit_code=34):
 
 
 class MpsUserRefused(TrancheError, exit_code=35):
-    """Another user's MPS daemon serves the device, so this user's program would wait forever."""
+    """Another user's MPS daemon is serving the device, so this user's program would wait forever."""
 
 
 class NotOffered(TrancheError, exit_code=36):
@@ -226,7 +226,7 @@ class StateMoved(TrancheError, exit_code=51):
 
 
 class DecisionChanged(TrancheError, exit_code=52):
-    """This version would make a different decision than the recorded one."""
+    """This version would make a different decision from the recorded one."""
 
 
 # 60 to 69, the ledger and the service that keeps it.

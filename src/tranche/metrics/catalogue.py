@@ -169,19 +169,19 @@ SLICE_STATE = MetricFamily(
 )
 SLICE_COMPUTE = MetricFamily(
     "tranche_slice_compute_ratio",
-    "The slice's fraction of its GPU's compute slices: 1/7 for a 1g. Multiply activity by it before you sum over slices.",
+    "The slice's fraction of its GPU's compute slices: 1/7 for a 1g. Multiply activity by this before you sum over slices.",
     _SLICE,
     "the driver does not report how many compute slices the GPU has",
 )
 SLICE_PROCESSES = MetricFamily(
     "tranche_slice_processes",
-    "Number of processes that the driver lists in the slice. A slice held for hours without any is probably wasted.",
+    "Number of processes that the driver lists in the slice. A slice held for hours without processes is probably wasted.",
     _SLICE,
     "the slice does not exist yet",
 )
 SLICE_MEMORY_TOTAL = MetricFamily(
     "tranche_slice_memory_total_bytes",
-    "Memory of a GPU instance. Its compute instances share it, so it appears only once and sums are correct.",
+    "Memory of a GPU instance. Its compute instances share this memory, so it appears only once and sums are correct.",
     _SLICE,
     _NO_MEMORY,
 )
@@ -225,12 +225,10 @@ HOLDER_START = MetricFamily(
     (*_SLICE, "keeper"),
     "the slice or GPU has no holder",
 )
-QUEUE = MetricFamily(
-    "tranche_queue_requests", "Number of requests waiting in the queue of `tranche run` on this machine."
-)
+QUEUE = MetricFamily("tranche_queue_requests", "Number of requests waiting in this machine's queue.")
 QUEUE_OLDEST = MetricFamily(
     "tranche_queue_oldest_wait_seconds",
-    "Time that the oldest request has been waiting.",
+    "How long the oldest request has been waiting.",
     absent="no request is waiting",
 )
 CHANGES = MetricFamily(
@@ -242,7 +240,7 @@ CHANGES = MetricFamily(
 )
 NVML_ERRORS = MetricFamily(
     "tranche_nvml_errors",
-    "Number of errors that the driver returned to this process, by their name in nvml.h.",
+    "Number of errors that the driver returned to this process, by name in nvml.h.",
     ("error",),
     "the driver has not returned this error",
     kind=_COUNTER,
