@@ -68,7 +68,7 @@ def test_a_share_that_is_no_fraction_is_not_read(share: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"gpus": "1", "gpu": "0.5"}, {"gpu_memory": "4G", "mig_profile": "1g.5gb"}])
 def test_exactly_one_demand_is_asked_for(options: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="exactly one of --gpus, --gpu, --gpu-memory and --mig-profile"):
+    with pytest.raises(UsageError, match="exactly one of --gpus, --gpu, --gpu-memory or --mig-profile"):
         parse_request(**options)
 
 

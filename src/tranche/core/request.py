@@ -132,7 +132,7 @@ def parse_request(
     given = [text for text in (gpus, gpu, gpu_memory, mig_profile) if text is not None]
     if len(given) != 1:
         raise UsageError(
-            "give exactly one of --gpus, --gpu, --gpu-memory and --mig-profile",
+            "give exactly one of --gpus, --gpu, --gpu-memory or --mig-profile",
             hint="for example: --gpu-memory 4Gi",
         )
     demand: Demand

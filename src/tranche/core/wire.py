@@ -19,7 +19,7 @@ _FRACTION = re.compile(r"\d{1,40}(?:\.\d{1,40}|/[1-9]\d{0,39})?", re.ASCII)
 
 
 def request_to_dict(request: Request) -> dict[str, Any]:
-    """The request as JSON data: exactly one of gpus, gpu, gpuMemoryBytes and migProfile, beside isolation and gpuModel.
+    """The request as JSON data: exactly one of gpus, gpu, gpuMemoryBytes or migProfile, beside isolation and gpuModel.
 
     Omits count, computePercent, timeLimitSeconds and preemptible if the request did not set them.
     """
