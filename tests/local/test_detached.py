@@ -34,6 +34,7 @@ from tranche.core.errors import (
 )
 from tranche.local.child import Launch
 from tranche.local.jobs import MOST_ENDED, JobLaunch, JobStore, MachineJob, open_jobs
+from tranche.node.locks.interrupts import heed_signals
 from tranche.node.processes.processes import process_at
 
 NO_LAUNCH = JobLaunch(("true",), {}, "/", {}, {})
@@ -549,6 +550,7 @@ def detach_here(run: Callable[..., int]) -> None:
     caller = os.fork()
     if caller == 0:
         code, sys.stdout, sys.stderr = 99, sys.__stdout__, sys.__stderr__
+        heed_signals()  # as `tranche run` does, and forget what earlier tests were told
         try:
             code = run_detached(Settings(), ["true"], "exp7", {"gpus": "1", "quiet": True}, run)
         finally:
