@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import grimp
@@ -18,10 +20,10 @@ import tranche
 from tests.local.test_service import HALF, OTHER, SharedMachine
 from tests.machines import machine_in, needs_root, readable_folder, wait_until
 from tests.support.in_process import DROP, NOBODY
-from tranche.core.errors import NoRoom, PermissionDenied, UsageError
+from tranche.core.errors import NoRoom, PermissionDenied, ServiceUnavailable, UsageError
 from tranche.local import client
 from tranche.node.state import connection
-from tranche.node.state.connection import VERSION
+from tranche.node.state.connection import VERSION, ServiceConnection, ask, listen
 
 pytestmark = needs_root
 
@@ -136,3 +138,27 @@ def test_a_client_of_another_version_is_told_so(other_version: SharedMachine) ->
         assert (code, out) == (UsageError.exit_code, ""), arguments
         assert f"the service uses version {VERSION} of the protocol" in err, arguments
         assert "use the version of Tranche that the service runs" in err
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_question_that_a_replaced_service_leaves_unanswered_is_asked_once_more(tmp_path: Path, deaths: int) -> None:
+    asked: list[object] = []
+
+    def serve() -> None:
+        for number in range(2):
+            accepted, _ = listener.accept()
+            with closing(ServiceConnection(accepted)) as client_end:
+                asked.append(client_end.receive())
+                if number == deaths:
+                    client_end.send({"event": "ledger"})
+
+    with closing(listen(tmp_path / "socket")) as listener:
+        service = threading.Thread(target=serve)
+        service.start()
+        if deaths == 1:
+            assert ask(tmp_path / "socket", "ledger", 30) == ({"event": "ledger"}, [])
+        else:
+            with pytest.raises(ServiceUnavailable, match="the service ended before it sent the ledger"):
+                ask(tmp_path / "socket", "ledger", 30)
+        service.join()
+    assert len(asked) == 2

@@ -28,6 +28,7 @@ ANSWERS_WITHIN_SECONDS = 30.0
 LONGEST_COMMAND = 4096
 """Characters of the command line that the service learns, to show them."""
 _MOST_FILES = 4
+_ATTEMPTS = 2
 _CREDENTIALS = struct.Struct("3i")
 _POLLRDHUP = 0x2000
 
@@ -167,24 +168,30 @@ def connect(path: Path) -> ServiceConnection:
 
 
 def ask(path: Path, method: str, seconds: float) -> tuple[dict[str, Any], list[bytes]]:
-    """The service's answer to a question without parameters, and the contents of its files; no message if the service ends.
+    """The service's answer to a question without parameters, and the contents of its files.
 
+    Asks once more if the service's process ends without an answer, for example because the service is being replaced.
     Raises the error that the service met, and ServiceUnavailable if none listens, or none answers within so many seconds.
     """
-    connection = connect(path)
-    try:
-        connection.send({"version": VERSION, "method": method, "parameters": {}})
-        connection.await_answer(seconds)
-        message, files = connection.receive() or ({}, [])
-    finally:
-        connection.close()
-    contents = []
-    for each in files:
-        with open(each, "rb") as file:
-            contents.append(file.read())
-    if message.get("event") == "error":
-        raise error_of(message)
-    return message, contents
+    for _ in range(_ATTEMPTS):
+        connection = connect(path)
+        try:
+            connection.send({"version": VERSION, "method": method, "parameters": {}})
+            connection.await_answer(seconds)
+            received = connection.receive()
+        finally:
+            connection.close()
+        if received is None:
+            continue
+        message, files = received
+        contents = []
+        for each in files:
+            with open(each, "rb") as file:
+                contents.append(file.read())
+        if message.get("event") == "error":
+            raise error_of(message)
+        return message, contents
+    raise ServiceUnavailable(f"the service ended before it sent the {method}", hint="run the command again")
 
 
 def listen(path: Path) -> socket.socket:

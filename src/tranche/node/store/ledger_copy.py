@@ -41,7 +41,9 @@ def _from_service(path: Path) -> tuple[bytes, bytes]:
 
     message, content = ask(path, "ledger", ANSWERS_WITHIN_SECONDS)
     if message.get("event") != "ledger" or len(content) != 2:
-        raise ServiceUnavailable("the service ended before it sent the ledger", hint="run the command again")
+        raise ServiceUnavailable(
+            "the service sent something other than the ledger", hint="ask an administrator to restart it"
+        )
     return content[0], content[1]
 
 
