@@ -32,7 +32,7 @@ def run(report: Report) -> None:
         f"The {MEMBERS} [jobs from AWS's article](../guides/static-mig-walkthrough.md#awss-56-jobs) run on a real kubelet with"
         " simulated GPUs.",
         f"Each job only sleeps: {WHOLE_GPU_SECONDS} s on a whole GPU, or {SLICE_SECONDS:g} s on a 1g.5gb slice.",
-        "Each cell gives the seconds until the last pod succeeds, excluding the time to create slices.",
+        "Each cell gives the time in seconds until the last pod succeeds, excluding the time to create slices.",
     )
     alone = math.ceil(MEMBERS / GPUS) * WHOLE_GPU_SECONDS
     first, second = (whole.seconds, alone, eight.seconds), (sliced.seconds, SLICE_SECONDS, all_at_once.seconds)

@@ -109,7 +109,7 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
 def remove(root: Path) -> None:
     """Remove the systemd unit for tranche boot.
 
-    The command does not change the GPUs or the file with MIG_PARTITION.
+    The command does not change the GPUs or the file that sets MIG_PARTITION.
     """
     # What has ended well counts as active, so it is stopped, and would stay in systemctl's lists.
     if remove_unit(InstalledUnit(root)):

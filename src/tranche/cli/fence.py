@@ -33,9 +33,9 @@ def fence(settings: Settings, /, on: bool, off: bool, exempt: tuple[str, ...], o
     """Let users open only the GPUs in their shares.
 
     With the fence, the kernel lets commands started with `tranche run` open only the GPUs and slices in their shares.
-    Programs that a user starts outside a share, in a login session or by cron, cannot open any GPU. Programs that
-    already have a GPU open can continue to use it. If some shares are older than the fence, all users' sessions can
-    still open GPUs until the last of these shares ends.
+    Programs that a user starts outside a share, such as in a login session or a cron job, cannot open any GPU. Programs
+    that already have a GPU open can continue to use it. If some shares are older than the fence, all users' sessions
+    can still open GPUs until the last of these shares ends.
 
     Without --on or --off, the command changes nothing. It shows the state of the fence, the shares older than the
     fence, and the programs using a GPU outside a share.

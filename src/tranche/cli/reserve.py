@@ -64,8 +64,8 @@ def add(
 ) -> None:
     """Reserve GPUs for a given period.
 
-    Before the reservation starts, its GPUs accept only commands with time limits that end before the start. After the
-    start, they accept commands only from the named users and groups. If you name none, the GPUs are reserved for
+    Before the reservation starts, its GPUs accept only commands that reach their time limit by then. After the start,
+    they accept commands only from the named users and groups. If you name none, the GPUs are reserved for
     maintenance and accept no commands. A reservation never stops a running command.
 
     If none of its users has held or waited for a GPU within 15 minutes of the start, Tranche ends the reservation. With

@@ -74,8 +74,8 @@ def command(
     requests, if it will end before the first of them can start.
 
     With --preemptible, the command waits behind all other requests, and can exceed the user's quota. When another
-    request needs its GPU, Tranche sends SIGTERM, and SIGKILL 30 seconds later. The command then waits again, and starts
-    from the beginning. An administrator must allow this with tranche policy preemption --on.
+    request needs the command's GPU, Tranche sends SIGTERM to the command, then SIGKILL 30 seconds later. The command
+    then waits again, and starts from the beginning. An administrator must allow this with tranche policy preemption --on.
 
     With --detach, the command reads no input, and its output goes to a file. See tranche job list and tranche job logs.
 

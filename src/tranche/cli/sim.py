@@ -431,7 +431,7 @@ def busy(machine: Machine, target: str, pid: int, memory: str) -> None:
 @click.argument("gpu", type=click.IntRange(0))
 @click.pass_obj
 def stuck_mode(machine: Machine, gpu: int) -> None:
-    """Keep a GPU's MIG mode changes pending.
+    """Leave changes to a GPU's MIG mode pending.
 
     They remain pending until you run `tranche sim inject NAME clear`.
     """
