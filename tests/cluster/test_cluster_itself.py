@@ -161,6 +161,7 @@ def test_an_object_is_made_and_changed_and_a_field_that_nobody_knows_is_refused(
         cluster.apply({**made, "kind": "Confusion"})
 
 
+@pytest.mark.long
 def test_pods_run_on_while_kubelet_and_containerd_are_killed(cluster: Cluster, p4d: Node, namespace: str) -> None:
     cluster.apply(deployment("steady", namespace, 2, node=p4d.name))
     wait_for("both pods run", lambda: phases(cluster, namespace) == {"Running": 2})
@@ -177,6 +178,7 @@ def test_pods_run_on_while_kubelet_and_containerd_are_killed(cluster: Cluster, p
     wait_for("a new pod runs", lambda: phase(cluster, namespace, "after") == "Running")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     # With the API server, those that follow it are started anew.
     "component",
@@ -204,6 +206,7 @@ def test_a_renewed_machine_has_its_first_state_and_its_old_uuids(p4d: Node) -> N
     assert p4d.run("nvidia-smi", "-L") == new
 
 
+@pytest.mark.long
 def test_a_node_that_lost_power_boots_with_its_pods(cluster: Cluster, g4dn: Node, namespace: str) -> None:
     cluster.apply(deployment("back", namespace, 1, node=g4dn.name))
     wait_for("the pod runs", lambda: phases(cluster, namespace) == {"Running": 1})

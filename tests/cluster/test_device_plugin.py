@@ -106,7 +106,7 @@ def test_slices_that_are_cut_by_hand_are_given_out_one_to_a_pod(cluster: Cluster
         wait_for_counts(cluster, p4d, gpu=8)
 
 
-@pytest.mark.parametrize("strategy", some_of(["envvar", "cdi-cri", "volume-mounts", "cdi-annotations"], 2))
+@pytest.mark.parametrize("strategy", some_of(["cdi-cri", "envvar", "volume-mounts", "cdi-annotations"], 1))
 def test_a_pod_sees_its_slices_and_nothing_else(cluster: Cluster, p4d: Node, namespace: str, strategy: str) -> None:
     with plugin_on(cluster, p4d, "--mig-strategy=mixed", f"--device-list-strategy={strategy}"):
         cut(p4d, "all-balanced")
@@ -119,6 +119,7 @@ def test_a_pod_sees_its_slices_and_nothing_else(cluster: Cluster, p4d: Node, nam
         assert sum("MIG 1g.5gb" in line for line in two) == 2
 
 
+@pytest.mark.long
 def test_a_pod_that_asks_to_see_all_devices_sees_its_own(cluster: Cluster, p4d: Node, namespace: str) -> None:
     """By the chart's defaults: the kubelet puts a container's own variables behind those of a device plugin."""
     with plugin_on(cluster, p4d, "--mig-strategy=mixed"):

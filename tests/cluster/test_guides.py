@@ -164,7 +164,7 @@ EXECUTED = tuple(command for walk in (*GUIDES.values(), *ON_ONE_CLUSTER) for com
 
 @pytest.mark.parametrize(
     "page",
-    [page if page == "static-mig-walkthrough" else pytest.param(page, marks=pytest.mark.long) for page in GUIDES],
+    [page if page == "virtual-gpus" else pytest.param(page, marks=pytest.mark.long) for page in GUIDES],
 )
 def test_a_guide_does_what_it_says(suitable_machine: None, own_cluster: None, page: str) -> None:
     _carry_out(GUIDES[page].steps())

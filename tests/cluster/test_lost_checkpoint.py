@@ -40,6 +40,7 @@ mig-configs:
 LIMITS = {"nvidia.com/mig-3g.20gb": 1}
 
 
+@pytest.mark.long
 def test_pods_start_beside_those_that_the_kubelet_has_forgotten(
     cluster: Cluster, p4d: Node, namespace: str, record_property: Callable[[str, object], None]
 ) -> None:

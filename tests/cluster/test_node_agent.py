@@ -113,6 +113,7 @@ def test_it_lives_through_a_killed_kubelet_and_says_so(cluster: Cluster, p4d: No
     p4d.wait_until_ready(cluster.api)
 
 
+@pytest.mark.long
 def test_it_lives_through_a_killed_api_server_and_follows_it_again(cluster: Cluster, p4d: Node) -> None:
     with agent_on(cluster, p4d, *BARE) as agent:
         pid = agent.pid
@@ -139,6 +140,7 @@ def test_it_starts_without_an_api_server_and_becomes_ready_when_there_is_one(clu
     p4d.wait_until_ready(cluster.api)
 
 
+@pytest.mark.long
 def test_killed_and_started_again_it_is_ready_again(cluster: Cluster, p4d: Node) -> None:
     with agent_on(cluster, p4d, *BARE) as agent:
         for _ in range(STARTS):

@@ -87,6 +87,7 @@ def test_two_nodes_with_agents_at_work_leave_nothing(own_root: Path, agent_image
     assert_left_as(before, _OWN_NAME)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "last_seen", some_of(["kubeconfig", "cluster.json", "control/etcd.pid", "nodes/n1/units/kubelet.pid"], 1)
 )
@@ -165,6 +166,7 @@ def test_a_host_that_was_prepared_for_a_cluster_that_never_came_is_restored(own_
     assert_left_as(before, _OWN_NAME)
 
 
+@pytest.mark.long
 def test_a_removal_that_was_killed_is_finished(own_root: Path) -> None:
     before = MachineState.now(_OWN_NAME)
     Cluster.create(_OWN_NAME, {"n1": "g4dn.xlarge"}, owner=this_process(), say=print)
@@ -178,6 +180,7 @@ def test_a_removal_that_was_killed_is_finished(own_root: Path) -> None:
     assert_left_as(before, _OWN_NAME)
 
 
+@pytest.mark.long
 def test_a_cluster_does_not_outlive_its_owner_for_long(own_root: Path) -> None:
     made = Cluster.create(_OWN_NAME, {}, owner=this_process(), say=print)
     assert remove_leftovers() == []

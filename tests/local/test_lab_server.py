@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.timeout(7200),
 ]
 
-REQUESTS = rounds(10_000, 110, "TRANCHE_LAB_REQUESTS")
+REQUESTS = rounds(10_000, 80, "TRANCHE_LAB_REQUESTS")
 SEED = int(os.environ.get("TRANCHE_LAB_SEED", "0")) or secrets.randbits(32)
 USERS, CROWD, GPUS = (30, 40, 8) if LONG else (6, 12, 3)
 FIRST = 1_000_000 + os.getpid() % 10_000 * 100

@@ -20,6 +20,7 @@ import tranche
 from tests.local.test_service import HALF, OTHER, SharedMachine
 from tests.machines import machine_in, needs_root, readable_folder, wait_until
 from tests.support.in_process import DROP, NOBODY
+from tests.support.length import some_of
 from tranche.core.errors import NoRoom, PermissionDenied, ServiceUnavailable, UsageError
 from tranche.local import client
 from tranche.node.state import connection
@@ -79,7 +80,7 @@ def running(shared: SharedMachine, files: Path, *options: str) -> tuple[subproce
     return process, pid
 
 
-@pytest.mark.parametrize("fair", [False, True])
+@pytest.mark.parametrize("fair", some_of([False, True], 1))
 def test_commands_and_waiting_requests_go_on_while_the_files_are_replaced(
     installed: tuple[SharedMachine, Path], fair: bool
 ) -> None:

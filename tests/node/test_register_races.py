@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.strategies import FAMILY_BOARDS, placed
+from tests.support.length import some_of
 from tranche.core.allocation import (
     Allocation,
     ComputeSlice,
@@ -116,7 +117,7 @@ def faults(db: sqlite3.Connection) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("board", FAMILY_BOARDS, ids=lambda board: board.key)
+@pytest.mark.parametrize("board", some_of(FAMILY_BOARDS, 3), ids=lambda board: board.key)
 def test_processes_that_compete_and_are_killed_never_have_too_much(board: Board, tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     Ledger(path).close()

@@ -138,7 +138,7 @@ def broken(folder: Path, file: str, before: str, after: str) -> Path:
             ("values.schema.json", '"stateDirectory":', '"stateFolder":', "stateDirectory"),
             ("Chart.yaml", "apiVersion: v2", "apiVersion: v9", "apiVersion"),
         ],
-        5,
+        3,
     ),
     ids=lambda wrong: wrong[3],
 )
