@@ -44,7 +44,8 @@ from tranche_simulator.build import cache_directory, ensure_built
 
 CLAIMS, SINGLE_CLAIMS = 56, 10
 ROUNDS = 3
-P50_GOAL, P99_GOAL = 5.0, 20.0
+P50_GOAL, P99_GOAL = 30.0, 150.0
+SINGLE_P50_GOAL, SINGLE_P99_GOAL = 5.0, 15.0
 OURS = "Tranche"
 _NAMESPACE = "claims"
 _PROFILE = "1g.5gb"
@@ -82,11 +83,11 @@ def run(report: Report) -> None:
     report.section(
         f"{CLAIMS} claims at once, beside NVIDIA's driver",
         f"{CLAIMS} pods, each with a claim for {_PROFILE}, arrive together on a node with eight A100-40GB GPUs and no instances.",
-        f"Then the same pods arrive again and use existing instances. Finally, {SINGLE_CLAIMS} pods arrive one after another.",
+        f"Then the same pods arrive again and use existing instances. Finally, {SINGLE_CLAIMS} pods arrive one by one.",
         "A claim's time is measured from the kubelet's first NodePrepareResources call until the response."
         " GPU operations take no time.",
-        f"NVIDIA's driver is {pinned_version()} with the DynamicMIG feature gate, and prepares claims one by one.",
-        f"Times are medians of {ROUNDS} rounds, in milliseconds for claims and in seconds for pods.",
+        f"NVIDIA's driver is {pinned_version()} with the DynamicMIG feature gate.",
+        f"Times are medians of {ROUNDS} rounds: milliseconds for claims, seconds for pods.",
     )
     rows = []
     for name, batches in measured.items():
@@ -96,11 +97,17 @@ def run(report: Report) -> None:
             cells += [f"{p50:,.1f}, {p99:,.1f}", f"{running:.1f}"]
         rows.append([name, *cells[:5]])
     report.table(["", "at once: p50, p99", "all run", "again: p50, p99", "all run", "one by one: p50, p99"], rows)
-    p50, p99 = (median(values) for values in zip(*(_figures(each[0])[:2] for each in measured[OURS]), strict=True))
-    report.verdict(
-        f"Tranche prepares {CLAIMS} claims at once within {P50_GOAL:g} ms at p50 and {P99_GOAL:g} ms at p99.",
-        p50 <= P50_GOAL and p99 <= P99_GOAL,
-    )
+    for which, text, (p50_goal, p99_goal) in (
+        (0, f"{CLAIMS} claims at once", (P50_GOAL, P99_GOAL)),
+        (2, "claims one by one", (SINGLE_P50_GOAL, SINGLE_P99_GOAL)),
+    ):
+        p50, p99 = (
+            median(values) for values in zip(*(_figures(each[which])[:2] for each in measured[OURS]), strict=True)
+        )
+        report.verdict(
+            f"Tranche prepares {text} within {p50_goal:g} ms at p50 and {p99_goal:g} ms at p99.",
+            p50 <= p50_goal and p99 <= p99_goal,
+        )
 
 
 def _contenders(program: Path) -> tuple[Contender, ...]:

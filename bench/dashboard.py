@@ -60,7 +60,7 @@ def run(report: Report) -> None:
     report.section(
         f"A page of {NODES:,} nodes",
         f"The page shows a simulated cluster with {GPUS:,} GPUs, {SLICES:,} slices and {CHANGES} changes a second.",
-        "For comparison, in the last column, the browser fetches the whole page again whenever something changes.",
+        "In the last column, the browser fetches the whole page again whenever something changes.",
     )
     rows: Sequence[tuple[str, str, Callable[[_Watched], float]]] = (
         ("first render with all rows, median", " s", lambda each: median(each.first)),

@@ -78,7 +78,7 @@ def _simulated(report: Report) -> None:
 def _kept(report: Report) -> None:
     report.section(
         "Kept room for large requests",
-        f"The same scheduler serves {KEPT_ARRIVALS:,} pods on {KEPT_NODES} nodes, in our order and at a load of {KEPT_LOAD:g}.",
+        f"The same scheduler serves {KEPT_ARRIVALS:,} pods on {KEPT_NODES} nodes, in our order, at load {KEPT_LOAD:g}.",
         "Each cell gives the percentage of a profile's requests that cannot be placed.",
         "The last column gives the percentage of requested compute slices that were granted.",
     )
