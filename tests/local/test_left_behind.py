@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.local.left_behind import STRANGER, starting, starting_stranger
-from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
+from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, wait_until
 from tests.support.length import some_of
 from tranche.node.processes.processes import process_at
+from tranche.node.state.session import process_stopped
 
 WHOLE = ("--mig-profile", "7g.40gb")
 
@@ -196,3 +197,24 @@ def test_taking_a_share_back_ends_every_orphan(a100: TestMachine, strangers: lis
     assert all(str(pid) in refused and str(pid) in ended for pid in strangers)
     assert [process_at(pid) for pid in strangers] == [None, None, None]
     assert shares(a100) == []
+
+
+@needs_root
+def test_what_a_shell_started_before_it_became_the_run_stays_stopped(tmp_path: Path) -> None:
+    with machine_in(tmp_path, "A100-40GB") as machine:
+        known = tmp_path / "sibling"
+        script = f'sleep 600 & echo $! > {known}; exec "$@"'
+        ask = ["sh", "-c", script, "sh", *TRANCHE, "run", "-q", "--gpus", "1", "--", "sleep", "600"]
+        with subprocess.Popen(ask, env=machine.environment) as run:
+            wait_until(lambda: [each["phase"] for each in machine.json("ps")["allocations"]] == ["active"])
+            wait_until(lambda: bool(machine.json("ps")["allocations"][0]["keeper"].get("pid")))
+            (share,) = machine.json("ps")["allocations"]
+            sibling = int(known.read_text())
+            try:
+                for pid in (sibling, run.pid, share["keeper"]["pid"]):
+                    os.kill(pid, signal.SIGSTOP)
+                machine.tranche("release", share["id"], "--terminate", "--grace", "5s")
+                assert run.wait(60) == 128 + signal.SIGTERM
+                assert process_stopped(sibling)
+            finally:
+                os.kill(sibling, signal.SIGKILL)

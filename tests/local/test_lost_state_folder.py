@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +21,16 @@ from tests.local.test_fractions import t4 as shared_t4
 from tests.local.test_memory_limits import groups, of_shares
 from tests.local.test_memory_limits import t4 as limited_t4
 from tests.local.test_service import SharedMachine
-from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, remove_under_writers, wait_until
+from tests.machines import (
+    TRANCHE,
+    TestMachine,
+    lose_ledger,
+    machine_in,
+    needs_root,
+    readable_folder,
+    remove_under_writers,
+    wait_until,
+)
 from tests.node.test_mps_daemons import end
 from tests.support.length import some_of
 from tranche.core.errors import NoRoom
@@ -26,7 +38,7 @@ from tranche.core.quantity import MIB
 from tranche.hardware.mps_process import MpsProcess
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
-from tranche.node.state.session import StateFolder, process_lives
+from tranche.node.state.session import StateFolder, process_command, process_lives
 
 __all__ = ["folder", "groups", "limited_t4", "shared_t4"]  # fixtures
 
@@ -212,8 +224,7 @@ def test_a_command_that_hides_its_environment_keeps_its_share_when_the_ledger_is
         run = machine.start("run", "-q", *request_.split(), "--", "env", "-i", "sh", "-c", hides)
         wait_until((folder / "on").exists, run)
         (before,) = machine.json("ps")["allocations"]
-        for file in machine.state_dir.glob("ledger.db*"):
-            file.unlink()
+        lose_ledger(machine)
         machine.tranche("run", "--no-wait", "--gpus", "1", "--", "true", code=NoRoom.exit_code)
         (after,) = machine.json("ps")["allocations"]
         kept = ("id", "request", "grants", "command", "created")
@@ -224,6 +235,114 @@ def test_a_command_that_hides_its_environment_keeps_its_share_when_the_ledger_is
         wait_until(lambda: machine.json("ps")["allocations"] == [])
 
 
+_SHOWS_NOTHING = """for each in /proc/$$/fd/*; do
+    [ "${each##*/}" -gt 2 ] && eval "exec ${each##*/}>&-"
+done
+exec env -i sleep 600"""
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("served", [False, pytest.param(True, marks=needs_root)])
+def test_a_command_that_shows_nothing_keeps_its_share_when_its_run_is_killed(served: bool, lost: bool) -> None:
+    """Programs such as sudo close inherited files and clear the environment; the register names the command's process."""
+    with readable_folder() as folder, machine_in(folder, "A100-40GB") as machine, ExitStack() as stack:
+        machine.cache = folder / "cache"
+        ask = ("run", "-q", "--gpus", "1", "--", "bash", "-c", _SHOWS_NOTHING)
+        if served:
+            shared = SharedMachine(machine)
+            stack.callback(shared.end)
+            shared.serve()
+            run = shared.start(*ask)
+        else:
+            run = machine.start(*ask)
+
+        def keeper() -> int:
+            """The pid of the share's keeper, 0 before it is known or without a share."""
+            return next((each["keeper"].get("pid", 0) for each in machine.json("ps")["allocations"]), 0)
+
+        wait_until(lambda: process_command(keeper()) == "sleep 600", run)
+        pid = keeper()
+        if lost:
+            lose_ledger(machine)
+            machine.tranche("run", "--no-wait", "--gpus", "1", "--", "true", code=NoRoom.exit_code)
+        run.kill()
+        run.wait()
+        try:
+            for _ in range(3):
+                machine.tranche("run", "--no-wait", "--gpus", "1", "--", "true", code=NoRoom.exit_code)
+                assert keeper() == pid
+                time.sleep(0.5)  # what the service does when a client has gone takes a moment
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: machine.json("ps")["allocations"] == [])
+
+
+def _hidden(machine: TestMachine, *ask: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """A running command that only its lock shows, and its share."""
+    on = machine.folder / "on"
+    run = machine.start("run", "-q", *ask, "--", "env", "-i", "sh", "-c", f"touch {on}; exec sleep 600")
+    wait_until(on.exists, run)
+    (share,) = machine.json("ps")["allocations"]
+    return run, share
+
+
+def test_a_slice_of_a_gpu_that_does_not_answer_is_kept_when_the_ledger_is_lost(tmp_path: Path) -> None:
+    with machine_in(tmp_path, "A100-40GB") as machine:
+        run, before = _hidden(machine, "--mig-profile", "2g.10gb")
+        machine.machine.inject_lost(0)
+        lose_ledger(machine)
+        machine.tranche("run", "--no-wait", "--gpus", "1", "--", "true", code=NoRoom.exit_code)
+        machine.machine.inject_lost(0, lost=False)
+        machine.tranche("run", "--no-wait", "--gpus", "1", "--", "true", code=NoRoom.exit_code)
+        (after,) = machine.json("ps")["allocations"]
+        assert (after["id"], after["grants"]) == (before["id"], before["grants"])
+        machine.tranche("release", before["id"], "--terminate", "--grace", "1s")
+        run.wait(60)
+
+
+def test_a_time_that_was_extended_outlives_the_ledger(tmp_path: Path) -> None:
+    with machine_in(tmp_path, "A100-40GB") as machine:
+        run, share = _hidden(machine, "--gpus", "1", "--time", "1m")
+        machine.tranche("extend", share["id"], "2h")
+        (before,) = machine.json("ps")["allocations"]
+        lose_ledger(machine)
+        machine.tranche("run", "--no-wait", "--gpus", "1", "--", "true", code=NoRoom.exit_code)
+        (after,) = machine.json("ps")["allocations"]
+        assert after["request"] == before["request"] != share["request"]
+        assert after["keeper"]["pid"] == share["keeper"]["pid"]
+        machine.tranche("release", share["id"], "--terminate", "--grace", "1s")
+        run.wait(60)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    some_of(
+        [
+            {"command": "\ud800"},
+            {"keeper": {"kind": "process", "pid": [], "uid": 0}},
+            {"grants": [{"kind": "gpu", "gpuUuid": []}]},
+            {"created": []},
+            {"command": None},
+            {"keeper": {"kind": "process", "uid": "x"}},
+            {"keeper": []},
+            {"request": 5},
+        ],
+        3,
+    ),
+)
+def test_a_damaged_note_of_a_held_lock_fails_no_command(tmp_path: Path, changed: dict[str, Any]) -> None:
+    with machine_in(tmp_path, "A100-40GB", "A100-40GB") as machine:
+        run, share = _hidden(machine, "--gpus", "1")
+        lock = StateFolder(machine.state_dir).allocation(share["id"])
+        lock.write_text(json.dumps(json.loads(lock.read_text()) | changed))
+        lose_ledger(machine)
+        machine.tranche("run", "--no-wait", "--gpus", "1", "--", "true")
+        assert machine.json("ps")["allocations"] == []
+        run.kill()
+        run.wait()
+        os.kill(share["keeper"]["pid"], signal.SIGKILL)
+
+
 def test_a_session_keeps_its_share_as_a_session_when_the_ledger_is_lost(folder: Path) -> None:
     with machine_in(folder, "A100-40GB") as machine:
         shell = subprocess.Popen(["sh"], env=machine.environment, stdin=subprocess.PIPE, text=True)
@@ -231,8 +350,7 @@ def test_a_session_keeps_its_share_as_a_session_when_the_ledger_is_lost(folder: 
         print(f'eval "$({shlex.join(TRANCHE)} hold --gpus 1)"', file=shell.stdin, flush=True)
         wait_until(lambda: [each["phase"] for each in machine.json("ps")["allocations"]] == ["active"], None)
         (before,) = machine.json("ps")["allocations"]
-        for file in machine.state_dir.glob("ledger.db*"):
-            file.unlink()
+        lose_ledger(machine)
         machine.tranche("run", "--no-wait", "--gpus", "1", "--", "true", code=NoRoom.exit_code)
         (after,) = machine.json("ps")["allocations"]
         assert (after["id"], after["command"]) == (before["id"], before["command"])

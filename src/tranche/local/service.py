@@ -409,13 +409,17 @@ def send_error(connection: ServiceConnection, error: TrancheError) -> None:
 
 def _clear(service: RunService) -> None:
     """Clear what dead processes left, as root's commands do before they list; a failure leaves it to the next decision."""
-    with suppress(TrancheError), closing(Ledger(service.ledger)) as ledger:
-        with ledger.read() as db:
+    try:
+        with closing(Ledger(service.ledger)) as ledger, ledger.read() as db:
             left = register.is_new(db) or register.anything_left(db, StateFolder(service.ledger.parent))
         if left:
             with service.open_host(os.getuid()) as host:
                 host.view(seconds=_CLEARS_WITHIN_SECONDS)
                 Queue(host).ring_next()
+    except TrancheError:
+        pass
+    except Exception as error:  # whoever asks for the ledger gets it nevertheless
+        service.log(f"cannot clear what dead processes left: {error!r}")
 
 
 def _send_ledger(connection: ServiceConnection, ledger: Path) -> None:

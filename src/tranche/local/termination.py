@@ -143,8 +143,7 @@ def take_back(
 
     if terminate:
         # A `tranche run` that is stopped would not see its command end, and so not give the share back.
-        parents = (_parent_of_ended(keeper), *(each for pid in pids for each in ancestors_of(pid)[:1]))
-        continue_stopped(host.places.allocation(allocation_id), pids, parents)
+        continue_stopped(host.places.allocation(allocation_id), keeper, pids)
     # What the workload started may outlive it, keeps the share as long as it lives, and may start more meanwhile.
     for number in range(_ROUNDS if terminate else 1):
         if not pids and not remains.locked:
@@ -299,17 +298,19 @@ def _continue(pid: int) -> None:
         _signal(pid, signal.SIGCONT)
 
 
-def continue_stopped(lock: Path, pids: Iterable[int] = (), alone: Iterable[int] = ()) -> list[int]:
-    """Continue what is stopped of a share: holders of its lock, the `pids`, all that these have started, and those `alone`.
+def continue_stopped(lock: Path, keeper: Keeper, pids: Iterable[int]) -> list[int]:
+    """Continue what is stopped of a share: holders of its lock, the keeper's `pids`, and all that these have started.
 
-    Returns what was stopped. A command may wait until what it has started has saved.
+    Returns what was stopped. A command may wait until what it has started has saved. Of what its `tranche run` has started, only
+    the command belongs to the share: a shell may have started others before it became `tranche run`.
     """
-    found = {*holders_of(lock), *pids}
-    below = list(found)
+    runs = {_parent_of_ended(keeper), *(each for pid in pids for each in ancestors_of(pid)[:1])}
+    found = {*holders_of(lock), *pids, *runs}
+    below = [pid for pid in found if pid not in runs]
     while below:
         below = [child for pid in below for child in children_pids(pid) if child not in found]
         found.update(below)
-    stopped = sorted(filter(process_stopped, found.union(alone)))
+    stopped = sorted(filter(process_stopped, found))
     for pid in stopped:
         with suppress(PermissionDenied):
             _signal(pid, signal.SIGCONT)

@@ -40,6 +40,7 @@ from tranche.local.workload import Workload
 from tranche.node.host import Host
 from tranche.node.locks.locks import is_held
 from tranche.node.mps.mps_daemons import drain
+from tranche.node.processes.keeping import note_share
 from tranche.node.processes.processes import find_traces, holders_of
 from tranche.node.state.session import boot_clock, process_stopped, sees_processes_of
 from tranche.node.store import chronicle, register
@@ -293,7 +294,8 @@ def _end_overdue(host: Host, allocation: Allocation, grace: float) -> None:
                 os.kill(pid, signal.SIGKILL)
         return
     # `tranche run` may be among them: it ends its command itself, and returns the exit code.
-    stopped = continue_stopped(lock)
+    keeper = allocation.keeper
+    stopped = continue_stopped(lock, keeper, living(keeper) if isinstance(keeper, ProcessKeeper) else ())
     until = time.monotonic() + (_WAKES_WITHIN_SECONDS if stopped else 0.0)
     while is_held(lock) and time.monotonic() < until:
         time.sleep(_POLL_SECONDS)
@@ -353,13 +355,14 @@ def extend(host: Host, allocation_id: str, seconds: int, uid: int) -> str:
                 hint="ask an administrator to extend it",
             )
         after = before + seconds
+        longer = found._replace(request=replace(found.request, time_limit=after))
         if uid:
-            longer = found._replace(request=replace(found.request, time_limit=after))
             refuse_too_long(replace(view, asker=uid), longer.request)
             _refuse_reserved(replace(view, asker=uid), longer)
         with host.ledger.write() as db:
-            register.set_request(db, found.id, replace(found.request, time_limit=after))
+            register.set_request(db, found.id, longer.request)
             chronicle.time_extended(db, host.clock(), found.id, after)
+        note_share(host.places.allocation(found.id), longer)
     return f"{found.id}: the time limit is now {format_duration(after)}; it was {format_duration(before)}"
 
 

@@ -419,6 +419,7 @@ class Host(HostContext):
         """Record the workload's process, so that the share is kept while it lives even if it closes inherited files."""
         started = process_start_time(pid) if sees_processes_of(pid_namespace()) else 0
         keeper = ProcessKeeper(pid, started, pid_namespace(), digest_of(held.key), uid=self.uid, begun=started)
+        note_share(held.lock.path, held.allocation._replace(keeper=keeper))
         with self.ledger.write() as db:
             register.set_keeper(db, held.allocation.id, keeper)
 

@@ -10,6 +10,8 @@ from dataclasses import replace
 
 from tranche.core.allocation import (
     Allocation,
+    FractionalShare,
+    Grant,
     NodeView,
     Phase,
     cordoned,
@@ -22,7 +24,7 @@ from tranche.core.allocation import (
 )
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import NOT_KNOWN_YET
-from tranche.core.state import DeviceVisibility, NodeState
+from tranche.core.state import DeviceVisibility, GpuState, NodeState
 from tranche.hardware.control_groups import machine_group, session_groups
 from tranche.node.execution.host_context import HostContext
 from tranche.node.limits.overdrawn import with_overdrawn
@@ -146,11 +148,11 @@ class MachineReader:
     def _with_noted(self, view: NodeView, found: Collection[Allocation]) -> tuple[Allocation, ...]:
         """The shares found by processes, and those of held locks, as the locks note them: a process may hide or change its word.
 
-        Leaves out noted devices that do not exist.
+        Leaves out noted devices that do not exist. A lost GPU shows no slices, which does not prove that they are gone.
         """
         gpus, shares = {gpu.uuid: gpu for gpu in view.node}, {each.id: each for each in found}
         for each in noted_shares(self._places.allocation("")):
-            there = tuple(g for g in each.grants if g.gpu_uuid in gpus and device_uuid(g, gpus[g.gpu_uuid]))
+            there = tuple(g for g in each.grants if (gpu := gpus.get(g.gpu_uuid)) and _may_be_there(g, gpu))
             if there:
                 keeper = shares[each.id].keeper if each.id in shares else each.keeper
                 shares[each.id] = each._replace(grants=there, keeper=keeper)
@@ -235,3 +237,7 @@ class MachineReader:
             for gpu in lost_or_back(node, register.lost_gpus(db), working):
                 register.set_lost(db, gpu.uuid, lost=gpu.lost)
                 chronicle.gpu_lost(db, self._machine.clock(), gpu)
+
+
+def _may_be_there(grant: Grant, gpu: GpuState) -> bool:
+    return bool(device_uuid(grant, gpu)) or (gpu.lost and not isinstance(grant, FractionalShare))

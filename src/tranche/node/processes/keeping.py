@@ -19,7 +19,14 @@ from typing import NamedTuple
 from tranche.core.allocation import Allocation, Phase
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import KeeperStatus, ProcessKeeper
-from tranche.core.wire import grant_from_dict, grant_to_dict, request_from_dict, request_to_dict
+from tranche.core.wire import (
+    grant_from_dict,
+    grant_to_dict,
+    keeper_from_dict,
+    keeper_to_dict,
+    request_from_dict,
+    request_to_dict,
+)
 from tranche.node.locks.locks import is_held
 from tranche.node.processes.processes import NO_TRACES, FoundProcesses, Process, find_traces, holders_of, process_at
 from tranche.node.state.session import StateFolder, pid_namespace
@@ -100,43 +107,63 @@ def remains_of(
 
 def note_share(lock: Path, allocation: Allocation) -> None:
     """Write into the share's lock what it is. Without room, a new ledger finds it by its processes alone."""
-    assert isinstance(allocation.keeper, ProcessKeeper)
     data = {
         "request": request_to_dict(allocation.request),
         "grants": [grant_to_dict(each) for each in allocation.grants],
         "command": allocation.command,
         "created": allocation.created,
-        "uid": allocation.keeper.uid,
-        "keyDigest": allocation.keeper.key_digest,
+        "keeper": keeper_to_dict(allocation.keeper),
     }
     with suppress(OSError), open(open_state_file(lock, os.O_WRONLY | os.O_TRUNC), "w") as file:
         json.dump(data, file)
 
 
 def noted_shares(folder: Path) -> Iterator[Allocation]:
-    """The shares of those locks in the folder that are held, without a process that keeps them."""
+    """The shares of those locks in the folder that are held."""
     for lock in sorted(folder.iterdir()) if folder.is_dir() else ():
         if is_held(lock):
-            with suppress(OSError, ValueError, KeyError, TypeError, TrancheError):
+            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, TrancheError):
                 data = json.loads(lock.read_text())
-                yield Allocation(
-                    lock.name,
-                    request_from_dict(data["request"]),
-                    tuple(map(grant_from_dict, data["grants"])),
-                    Phase.ACTIVE,
-                    data["created"],
-                    data["command"],
-                    ProcessKeeper(key_digest=data["keyDigest"], uid=data["uid"]),
+                yield _checked(
+                    Allocation(
+                        lock.name,
+                        request_from_dict(data["request"]),
+                        tuple(map(grant_from_dict, data["grants"])),
+                        Phase.ACTIVE,
+                        data["created"],
+                        data["command"],
+                        keeper_from_dict(data["keeper"]),
+                    )
                 )
 
 
+def _checked(noted: Allocation) -> Allocation:
+    """The same; raises ValueError or TypeError if the note is damaged."""
+    keeper = noted.keeper
+    if not isinstance(keeper, ProcessKeeper):
+        raise ValueError("no process keeps it")
+    numbers = noted.created, keeper.pid, keeper.started, keeper.namespace, keeper.uid, keeper.begun
+    if not all(
+        isinstance(each, int | float) for each in (*numbers, *(part for other in keeper.others for part in other))
+    ):
+        raise ValueError("a field has the wrong type")
+    hash(noted.grants)
+    noted.command.encode()
+    return noted
+
+
 def _recorded(keeper: ProcessKeeper) -> tuple[Process, ...]:
-    """The living processes that the register names as left running. The recorder may have known their descent."""
-    if keeper.suspected or not keeper.others or keeper.namespace not in (0, pid_namespace()):
+    """The living processes that the register names: the command, and what it left running, which the recorder knew by descent.
+
+    This process may be one of them, such as the holder of a session's share, and then gives the share back itself.
+    """
+    if keeper.suspected or not keeper.pid or keeper.namespace not in (0, pid_namespace()):
         return ()
     named = {(keeper.pid, keeper.started), *keeper.others}
     found = (process_at(pid) for pid, _ in sorted(named, key=lambda each: each[1]))
-    return tuple(each for each in found if each is not None and (each.pid, each.started) in named)
+    return tuple(
+        each for each in found if each is not None and (each.pid, each.started) in named and each.pid != os.getpid()
+    )
 
 
 def _in_group(note: Path) -> tuple[Process, ...]:
