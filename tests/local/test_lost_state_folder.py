@@ -277,6 +277,31 @@ def test_a_command_that_shows_nothing_keeps_its_share_when_its_run_is_killed(ser
         wait_until(lambda: machine.json("ps")["allocations"] == [])
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_what_a_command_left_keeps_its_share_although_the_ledger_was_lost(tmp_path: Path, known: bool) -> None:
+    """Only `tranche run` knows by descent what shows nothing, and the ledger that it has open is gone."""
+    with machine_in(tmp_path, "A100-40GB") as machine:
+        left, end = tmp_path / "left", tmp_path / "end"
+        script = f"bash -c '{_SHOWS_NOTHING}' & echo $! > {left}; until [ -e {end} ]; do sleep 0.05; done"
+        run = machine.start("run", "-q", "--gpus", "1", "--", "bash", "-c", script)
+        wait_until(lambda: left.exists() and left.read_text().endswith("\n"), run)
+        pid = int(left.read_text())
+        wait_until(lambda: process_command(pid) == "sleep 600")
+        (before,) = machine.json("ps")["allocations"]
+        lose_ledger(machine)
+        if known:
+            machine.tranche("run", "--no-wait", "--gpus", "1", "--", "true", code=NoRoom.exit_code)
+        end.touch()
+        run.wait(60)
+        try:
+            machine.tranche("run", "--no-wait", "--gpus", "1", "--", "true", code=NoRoom.exit_code)
+            (after,) = machine.json("ps")["allocations"]
+            assert (after["id"], after["grants"], after["keeper"]["pid"]) == (before["id"], before["grants"], pid)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        machine.tranche("run", "--gpus", "1", "--timeout", "1m", "--", "true")
+
+
 def _hidden(machine: TestMachine, *ask: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
     """A running command that only its lock shows, and its share."""
     on = machine.folder / "on"

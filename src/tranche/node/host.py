@@ -447,11 +447,15 @@ class Host(HostContext):
 
         `orphans` are this process's children that the command left, oldest first. `killed` means that a signal ended the command.
         """
-        if orphans:
-            # Only this process can find them: the register must name one before the lock is free.
-            self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans, killed=killed)
-        held.lock.release()
-        remains = self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans, killed=killed)
+        try:
+            if orphans:
+                # Only this process can find them: the register must name one before the lock is free.
+                self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans, killed=killed)
+            held.lock.release()
+            remains = self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans, killed=killed)
+        except LedgerUnavailable:
+            self._recovery.name_in_new_ledger(held.allocation, orphans)
+            raise
         self.boundary()
         return remains
 

@@ -13,9 +13,11 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
-from tranche.core.allocation import Allocation, Grant, NodeView
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase
+from tranche.core.errors import TrancheError
 from tranche.core.keeper import KeeperStatus, PodKeeper, ProcessKeeper
 from tranche.core.usage import usage_of
 from tranche.hardware.process_stat import PROC
@@ -27,6 +29,7 @@ from tranche.node.processes.processes import REGISTER, Process
 from tranche.node.state.session import boot_clock
 from tranche.node.state.state_file import drop_state_file
 from tranche.node.store import chronicle, journal, records, register
+from tranche.node.store.holders import add_or_refuse
 from tranche.node.store.ledger import Ledger
 from tranche.node.store.register import anything_left, dead_allocations, dead_waiters, interrupted_plans
 from tranche.planning.steps.plan import StepStatus
@@ -133,6 +136,19 @@ class Recovery:
             drop_state_file(self._machine.places.allocation(allocation_id))
             self._machine.drop_spec(self._machine.spec_file(allocation_id))
         return remains
+
+    def name_in_new_ledger(self, allocation: Allocation, orphans: Sequence[Process]) -> None:
+        """Name what a command left in the ledger that may have replaced this one, so that it keeps the share."""
+        assert isinstance(allocation.keeper, ProcessKeeper)
+        keeper = RemainingProcesses(orphans=tuple(orphans)).keeper(allocation.keeper)
+        if keeper is None:
+            return
+        with suppress(TrancheError), closing(Ledger(self._machine.places.ledger)) as ledger, ledger.write() as db:
+            known = next((each.keeper for each in register.allocations(db) if each.id == allocation.id), None)
+            if isinstance(known, ProcessKeeper):
+                register.set_keeper(db, allocation.id, keeper._replace(begun=known.begun))
+            elif not any(isinstance(each, FractionalShare) for each in allocation.grants):
+                add_or_refuse(db, allocation._replace(phase=Phase.ACTIVE, keeper=keeper._replace(begun=keeper.started)))
 
     def left_specs(self) -> tuple[Path, ...]:
         """The CDI files of this register's shares that have ended, and unfinished ones, if this process may remove them.
