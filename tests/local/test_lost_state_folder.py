@@ -33,7 +33,7 @@ from tests.machines import (
 )
 from tests.node.test_mps_daemons import end
 from tests.support.length import some_of
-from tranche.core.errors import NoRoom
+from tranche.core.errors import LedgerUnavailable, NoRoom
 from tranche.core.quantity import MIB
 from tranche.hardware.mps_process import MpsProcess
 from tranche.node.mps.mps_daemons import MpsDaemonManager
@@ -309,6 +309,19 @@ def _hidden(machine: TestMachine, *ask: str) -> tuple[subprocess.Popen[str], dic
     wait_until(on.exists, run)
     (share,) = machine.json("ps")["allocations"]
     return run, share
+
+
+def test_a_slice_that_is_still_being_created_is_kept_when_the_ledger_is_lost(tmp_path: Path) -> None:
+    with machine_in(tmp_path, "A100-40GB") as machine:
+        machine.tranche("layout", "apply", "-c", "all-enabled")
+        machine.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 4.0)
+        run = machine.start("run", "-q", "--mig-profile", "2g.10gb", "--", "true")
+        wait_until(lambda: [each["phase"] for each in machine.json("ps")["allocations"]] == ["preparing"], run)
+        lose_ledger(machine)
+        machine.tranche("run", "--no-wait", "--gpus", "1", "--", "true", code=NoRoom.exit_code)
+        (share,) = machine.json("ps")["allocations"]
+        assert share["request"]["migProfile"] == "2g.10gb"
+        assert run.wait(60) == LedgerUnavailable.exit_code
 
 
 def test_a_slice_of_a_gpu_that_does_not_answer_is_kept_when_the_ledger_is_lost(tmp_path: Path) -> None:

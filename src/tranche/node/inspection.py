@@ -148,7 +148,7 @@ class MachineReader:
     def _with_noted(self, view: NodeView, found: Collection[Allocation]) -> tuple[Allocation, ...]:
         """The shares found by processes, and those of held locks, as the locks note them: a process may hide or change its word.
 
-        Leaves out noted devices that do not exist. A lost GPU shows no slices, which does not prove that they are gone.
+        Leaves out devices of GPUs that this machine does not have.
         """
         gpus, shares = {gpu.uuid: gpu for gpu in view.node}, {each.id: each for each in found}
         for each in noted_shares(self._places.allocation("")):
@@ -240,4 +240,5 @@ class MachineReader:
 
 
 def _may_be_there(grant: Grant, gpu: GpuState) -> bool:
-    return bool(device_uuid(grant, gpu)) or (gpu.lost and not isinstance(grant, FractionalShare))
+    """A process may be creating the slice right now, and a lost GPU shows none. A part has a size only on its device."""
+    return not isinstance(grant, FractionalShare) or bool(device_uuid(grant, gpu))
