@@ -106,7 +106,10 @@ def remains_of(
 
 
 def note_share(lock: Path, allocation: Allocation) -> None:
-    """Write into the share's lock what it is. Without room, a new ledger finds it by its processes alone."""
+    """Write into the share's lock what it is. Without room, a new ledger finds it by its processes alone.
+
+    A note is replaced in place, by one call, so that a kill or a full disk leaves the old one or the new one.
+    """
     data = {
         "request": request_to_dict(allocation.request),
         "grants": [grant_to_dict(each) for each in allocation.grants],
@@ -114,8 +117,8 @@ def note_share(lock: Path, allocation: Allocation) -> None:
         "created": allocation.created,
         "keeper": keeper_to_dict(allocation.keeper),
     }
-    with suppress(OSError), open(open_state_file(lock, os.O_WRONLY | os.O_TRUNC), "w") as file:
-        json.dump(data, file)
+    with suppress(OSError), open(open_state_file(lock, os.O_WRONLY), "wb", buffering=0) as file:
+        file.write(json.dumps(data).encode().ljust(os.fstat(file.fileno()).st_size))
 
 
 def noted_shares(folder: Path) -> Iterator[Allocation]:
