@@ -18,11 +18,13 @@ from tranche.node.held import HeldAllocation
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.processes.processes import Process, children_of
 from tranche.node.state.connection import LONGEST_COMMAND, VERSION, ServiceConnection
+from tranche.node.state.session import process_stopped
 from tranche.node.store.register import user_name
 
 CLIENT_GONE = 128 + signal.SIGHUP
 """The exit code of a command whose client has gone, and so cannot tell it."""
 _TELLS_WITHIN_SECONDS = 30.0
+_CONTINUED_AFTER_SECONDS = 1.0
 _STARTS_WITHIN_SECONDS = 30.0
 
 
@@ -42,6 +44,12 @@ class ClientProcess(NamedTuple):
         poll = select.poll()
         poll.register(self.handle, select.POLLIN)
         return not poll.poll(0)
+
+    def resume(self) -> None:
+        """Continue it if it is stopped."""
+        if process_stopped(self.pid):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.handle, signal.SIGCONT)
 
     def children(self) -> tuple[Process, ...]:
         """Its living children, oldest first; none once it has ended, because the pid may be another process's then."""
@@ -93,9 +101,9 @@ class ClientWorkload:
     ) -> int:
         """Let the client start the command, and return the exit code that the client tells; that of SIGHUP if it goes.
 
-        A client that is stopped when its command ends cannot tell, and counts as gone soon after. The command waits until its pid
-        is registered and it is in the share's control group. Raises WaitTimeout when the client does not start it, as while it
-        is stopped: then nothing runs in the share, and the client's copy of the lock keeps nobody out.
+        A client that is stopped when its command ends cannot tell, so it is continued; one that stays silent counts as gone. The
+        command waits until its pid is registered and it is in the share's control group. Raises WaitTimeout when the client does
+        not start it, as while it is stopped: then nothing runs in the share, and the client's copy of the lock keeps nobody out.
         """
         starting()
         self._stack.close()
@@ -122,8 +130,10 @@ class ClientWorkload:
         self._admitted = True
         self._connection.send({"event": "admitted"})
         with suppress(ProcessLookupError), open(os.pidfd_open(child.pid), "rb") as command:
-            if not self._connection.await_end(command.fileno(), _TELLS_WITHIN_SECONDS):
-                return CLIENT_GONE
+            if not self._connection.await_end(command.fileno(), _CONTINUED_AFTER_SECONDS):
+                self._peer.resume()
+                if not self._connection.await_end(command.fileno(), _TELLS_WITHIN_SECONDS):
+                    return CLIENT_GONE
         code = self._told("ended")
         return CLIENT_GONE if code is None else code
 
