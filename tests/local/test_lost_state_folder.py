@@ -324,9 +324,10 @@ def test_a_slice_that_is_still_being_created_is_kept_when_the_ledger_is_lost(tmp
         assert run.wait(60) == LedgerUnavailable.exit_code
 
 
-def test_a_slice_of_a_gpu_that_does_not_answer_is_kept_when_the_ledger_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ask", ["--mig-profile 2g.10gb", "--gpu-memory 3G --isolation soft"])
+def test_a_share_of_a_gpu_that_does_not_answer_is_kept_when_the_ledger_is_lost(tmp_path: Path, ask: str) -> None:
     with machine_in(tmp_path, "A100-40GB") as machine:
-        run, before = _hidden(machine, "--mig-profile", "2g.10gb")
+        run, before = _hidden(machine, *ask.split())
         machine.machine.inject_lost(0)
         lose_ledger(machine)
         machine.tranche("run", "--no-wait", "--gpus", "1", "--", "true", code=NoRoom.exit_code)
@@ -336,6 +337,7 @@ def test_a_slice_of_a_gpu_that_does_not_answer_is_kept_when_the_ledger_is_lost(t
         assert (after["id"], after["grants"]) == (before["id"], before["grants"])
         machine.tranche("release", before["id"], "--terminate", "--grace", "1s")
         run.wait(60)
+        machine.tranche("run", *ask.split(), "--timeout", "1m", "--", "true")
 
 
 def test_a_time_that_was_extended_outlives_the_ledger(tmp_path: Path) -> None:

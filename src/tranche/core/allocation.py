@@ -401,7 +401,9 @@ def grant_size(grant: Grant, gpu: GpuState) -> ShareSize:
             return grant_size(grant.inside, gpu)
         case FractionalShare():
             compute = grant_size(grant.device, gpu).gpu_millionths * (grant.compute or 0) // ALL_COMPUTE
-            return ShareSize(max(compute, WHOLE * grant.memory // max(gpu.usable_memory, 1)), grant.memory)
+            # A lost GPU does not show its memory.
+            memory = WHOLE * grant.memory // gpu.usable_memory if gpu.usable_memory else WHOLE
+            return ShareSize(max(compute, memory), grant.memory)
 
 
 def shared_memory(grants: Iterable[Grant], node: NodeState) -> dict[WholeGpu | Slice, int]:

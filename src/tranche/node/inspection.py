@@ -14,6 +14,8 @@ from tranche.core.allocation import (
     Grant,
     NodeView,
     Phase,
+    Slice,
+    WholeGpu,
     cordoned,
     device_uuid,
     devices,
@@ -133,7 +135,7 @@ class MachineReader:
         note_missing(self._daemons, self.node(), [grant for each in found for grant in each.grants])
         with self._ledger.write() as db:
             known = register.allocations(db)
-            memory = shared_memory((grant for each in found for grant in each.grants), view.node)
+            memory = _shared_memory(found, view.node)
             if whole and contradictory_tables(db, self._places):
                 known = self._still_held(db, known, found)
                 memory = memory_of_devices(db, (*known, *found), memory)
@@ -240,5 +242,13 @@ class MachineReader:
 
 
 def _may_be_there(grant: Grant, gpu: GpuState) -> bool:
-    """A process may be creating the slice right now, and a lost GPU shows none. A part has a size only on its device."""
-    return not isinstance(grant, FractionalShare) or bool(device_uuid(grant, gpu))
+    """A process may be creating the slice right now, and a lost GPU shows none."""
+    return gpu.lost or not isinstance(grant, FractionalShare) or bool(device_uuid(grant, gpu))
+
+
+def _shared_memory(found: Sequence[Allocation], node: NodeState) -> dict[WholeGpu | Slice, int]:
+    """The usable bytes of each shared device; on a lost GPU, which does not show them, what its known parts have together."""
+    grants = [grant for each in found for grant in each.grants]
+    memory = shared_memory(grants, node)
+    parts = [each for each in grants if isinstance(each, FractionalShare) and node.gpu(each.gpu_uuid).lost]
+    return memory | {each.device: sum(other.memory for other in parts if other.device == each.device) for each in parts}
