@@ -325,8 +325,8 @@ def test_a_slice_that_is_still_being_created_is_kept_when_the_ledger_is_lost(tmp
 
 
 @pytest.mark.parametrize("ask", ["--mig-profile 2g.10gb", "--gpu-memory 3G --isolation soft"])
-def test_a_share_of_a_gpu_that_does_not_answer_is_kept_when_the_ledger_is_lost(tmp_path: Path, ask: str) -> None:
-    with machine_in(tmp_path, "A100-40GB") as machine:
+def test_a_share_of_a_gpu_that_does_not_answer_is_kept_when_the_ledger_is_lost(folder: Path, ask: str) -> None:
+    with machine_in(folder, "A100-40GB") as machine:
         run, before = _hidden(machine, *ask.split())
         machine.machine.inject_lost(0)
         lose_ledger(machine)
