@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.cli.doctor import print_finding
-from tranche.cli.job import print_description, print_explanation
+from tranche.cli.explain import print_explanation
+from tranche.cli.job import print_description
 from tranche.cli.main import _report
 from tranche.cli.output import hint, print_table, say, show, warn
 from tranche.core.errors import KubernetesRejected, UsageError

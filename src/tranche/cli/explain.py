@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -49,6 +49,10 @@ from tranche.planning.decide.answers import GpuFit
 from tranche.planning.decide.fairness import FairOrder
 from tranche.planning.decide.obstacle import Obstacle
 from tranche.planning.explain.explanation import Explanation, explain
+
+if TYPE_CHECKING:
+    from tranche.kubernetes.api.connection import ApiConnection
+    from tranche.kubernetes.fleet.explanation import FleetExplanation
 
 _PODS = ("pod", "pods", "po")
 """kubectl's words for pods."""
@@ -159,15 +163,37 @@ def _pod_name(kind: str, name: str) -> str:
 
 
 def _explain_pod(name: str, namespace: str | None, kubeconfig: str | None, output: str) -> None:
-    from tranche.cli.job import explained_pod, print_explanation
-
-    found = asked_as_person(kubeconfig, namespace, lambda api, where: explained_pod(api, where, name))
+    found = asked_as_person(kubeconfig, namespace, lambda api, where: _explained_pod(api, where, name))
     if output == "json":
         from tranche.kubernetes.fleet.explanation import explanation_document as pod_explanation_document
 
         print_json("PodExplanation", **pod_explanation_document(found))
     else:
         print_explanation(found)
+
+
+async def _explained_pod(api: ApiConnection, namespace: str, name: str) -> FleetExplanation:
+    """Why that pod waits, or what it has."""
+    from tranche.kubernetes.fleet.reading import backend_in_force, read_fleet, read_pod
+    from tranche.kubernetes.gated.explaining import explain_waiting
+    from tranche.kubernetes.gated.reading import read_gate_fleet
+
+    pod, backend = await read_pod(api, namespace, name), await backend_in_force(api)
+    fleet = await read_gate_fleet(api, pod) if pod.asks_at_gate else await read_fleet(api, namespace)
+    return explain_waiting(pod, fleet, backend)
+
+
+def print_explanation(found: FleetExplanation) -> None:
+    """The answer, the nodes, and what would help."""
+    from tranche.kubernetes.fleet.explanation import GROUP_COLUMNS, group_row, head_lines, tail_lines
+
+    for line in head_lines(found):
+        show(line)
+    if found.groups:
+        show()
+        print_table(GROUP_COLUMNS, [group_row(each) for each in found.groups])
+    for line in tail_lines(found):
+        show(line)
 
 
 def _waiter_of_job(name: str, queue: Sequence[records.Waiter]) -> str:

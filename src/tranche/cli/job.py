@@ -35,7 +35,6 @@ from tranche.documents import describe
 
 if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection
-    from tranche.kubernetes.fleet.explanation import FleetExplanation
     from tranche.kubernetes.jobs.client import JobClient
     from tranche.kubernetes.jobs.description import JobSummary
     from tranche.kubernetes.jobs.job import JobPod, KubeJob
@@ -181,6 +180,8 @@ def describe_(name: str, namespace: str | None, kubeconfig: str | None, output: 
 
 def print_description(found: JobSummary) -> None:
     """A job, its pods, and why the first of them waits."""
+    from tranche.cli.explain import print_explanation
+
     job = found.job
     show(f"job        {job}")
     show(f"request    {job.request}")
@@ -210,30 +211,6 @@ def _pod_row(pod: JobPod, found: JobSummary) -> tuple[object, ...]:
     if pod.exit_code:
         state = f"{pod.phase} (exit code {pod.exit_code})"
     return (pod.name, state, pod.node, "; ".join(found.has(pod)), pod.created)
-
-
-async def explained_pod(api: ApiConnection, namespace: str, name: str) -> FleetExplanation:
-    """Why that pod waits, or what it has."""
-    from tranche.kubernetes.fleet.reading import backend_in_force, read_fleet, read_pod
-    from tranche.kubernetes.gated.explaining import explain_waiting
-    from tranche.kubernetes.gated.reading import read_gate_fleet
-
-    pod, backend = await read_pod(api, namespace, name), await backend_in_force(api)
-    fleet = await read_gate_fleet(api, pod) if pod.asks_at_gate else await read_fleet(api, namespace)
-    return explain_waiting(pod, fleet, backend)
-
-
-def print_explanation(found: FleetExplanation) -> None:
-    """The answer, the nodes, and what would help."""
-    from tranche.kubernetes.fleet.explanation import GROUP_COLUMNS, group_row, head_lines, tail_lines
-
-    for line in head_lines(found):
-        show(line)
-    if found.groups:
-        show()
-        print_table(GROUP_COLUMNS, [group_row(each) for each in found.groups])
-    for line in tail_lines(found):
-        show(line)
 
 
 @command.command()
